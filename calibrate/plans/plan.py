@@ -65,8 +65,8 @@ def sampling_flag(help: str, *offered: SamplingName) -> Flag:
 
 
 def check_sampling(given: object, *offered: SamplingName) -> None:
-    """Refuse a sampling that the plan does not offer."""
-    if given not in offered:
+    """Refuse a sampling that the plan does not offer, and its bare name, which plans would not recognise."""
+    if not isinstance(given, SamplingName) or given not in offered:
         shown = given.value if isinstance(given, SamplingName) else given
         raise InvalidInput("sampling", shown, "is not one of the choices", f"use {', '.join(offered)}")
 

@@ -12,7 +12,6 @@ from typing import Any
 
 import click
 
-from audit.report.page import protection_lines
 from calibrate.compose import compose, compose_beforehand
 from calibrate.errors import InvalidInput
 from calibrate.manifest.document import BudgetDocument, LedgerBinding
@@ -118,6 +117,8 @@ def _group_lines(meaning: Meaning, size: int | None, unit: str) -> tuple[str, ..
 
 
 def _explain_budget(path: Path, trust_path: Path | None, root: Path | None, group: int | None, as_json: bool) -> None:
+    from audit.report.page import protection_lines  # the result types, which signing need not load
+
     content = read_named(path, "BUDGET")
     if trust_path is None:
         document, checked, remark = read_unverified(content).document, False, None

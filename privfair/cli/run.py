@@ -47,7 +47,7 @@ def check_command(plan: Path, as_json: bool) -> None:
     found = Mistakes()
     budget = None
     with progress_bar("checking plan, schema and files"):
-        file = found.run(lambda: _read(plan))
+        file = found.run(lambda: read_plan_file(plan))
         if file is not None:
             _check_parts(file, found)
             if not found.sentences:
@@ -80,11 +80,6 @@ class Mistakes:
             if str(mistake) not in self.sentences:
                 self.sentences.append(str(mistake))
             return None
-
-
-def _read(path: Path) -> PlanFile:
-
-    return read_plan_file(path)
 
 
 def _check_parts(file: PlanFile, found: Mistakes) -> None:

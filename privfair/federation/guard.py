@@ -178,7 +178,7 @@ class Guard:
             policy.require_now(now, self._steps.rounds_on(now))
 
         found = OpenRun(run.manifest, self._ledger, folder, party=self.party, trust=self._trust, rules=(in_hours,))
-        if not folder.token.exists():
+        if not folder.claimed:
             return found.begin(kept)
         for name, content in kept.items():
             replace_file(folder.path / name, content)

@@ -12,7 +12,7 @@
     sampling = "shuffled"     # shuffled | poisson | fixed | with-replacement | full, likewise
     block = 32                # rounds charged ahead in the ledger, default a 32nd of all, at most 32; a crash
                               # loses the rest of a block
-    retention = 20            # the transcript keeps one step in so many, and digests of all (docs/transcript.md);
+    retention = 20            # the transcript keeps every k-th step in full, and digests of all;
                               # left out: every value
     model = "logistic"        # or a table [training.model] with kind and its own keys
     learning-rate = 0.5       # and whatever else the algorithm knows (docs/training.md)

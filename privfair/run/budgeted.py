@@ -13,8 +13,6 @@ Manifest, ledger, gate, batches and transcript are those of `privfair train`; on
 
 from __future__ import annotations
 
-import hashlib
-import os
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -30,7 +28,7 @@ from numpy.typing import ArrayLike
 from calibrate.arrays import Floats
 from calibrate.errors import GateRefused, InvalidInput, Refused, count
 from calibrate.manifest.document import BudgetDocument, plan_digest
-from calibrate.manifest.strict_json import Step, digest
+from calibrate.manifest.strict_json import Step, digest, digest_of_bytes
 from calibrate.manifest.trust import TrustFile
 from calibrate.manifest.verify import IntendedRun, SiloData, VerifiedManifest, authenticate, bind
 from calibrate.plans.plan import AlgorithmName
@@ -38,6 +36,7 @@ from privfair.algorithms.algorithm import Message
 from privfair.batches.participation import Participation, declared_sampling, require_population, word_source
 from privfair.batches.randomness import Indexes
 from privfair.contribution import BoundedContribution, Published
+from privfair.durable import read_named
 from privfair.federation.local_party import StepGate, open_batches, require_shapes
 from privfair.gate import Gate
 from privfair.ledger import Ledger
@@ -169,8 +168,9 @@ class BudgetedRun:
     ) -> None:
         self._envelope = envelope_of(budget)
         self._trust = TrustInForce(trust, root)
-        self._plan = None if plan is None else _read("plan", plan)
-        self._manifest = self._verify(party, units, {Path(name).name: _sha256(_read("code", name)) for name in code})
+        self._plan = None if plan is None else read_named(Path(plan), "plan")
+        own = {path.name: digest_of_bytes(read_named(path, "code")) for path in map(Path, code)}
+        self._manifest = self._verify(party, units, own)
         self.units = units
         self._shapes = _shapes(self.document, shapes)
         self._sampling = declared_sampling(self.document)
@@ -286,7 +286,8 @@ class BudgetedRun:
                 "the budget keeps digests of most values, and a loop of one's own saves no checkpoint to go on from",
                 "ask for a budget without retention",
             )
-        config = plan_digest(document.algorithm, document.parameters) if self._plan is None else _sha256(self._plan)
+        signed = self._plan
+        config = plan_digest(document.algorithm, document.parameters) if signed is None else digest_of_bytes(signed)
         if self._plan is None and config != document.config_digest:
             raise Step.PLAN.refuse("the budget was issued from a plan file, and none was given", "give plan=...")
         self.party = _party(document, party)
@@ -380,14 +381,3 @@ def _shapes(document: BudgetDocument, given: Mapping[str, Sequence[int]] | None)
     shapes = {name: tuple(int(side) for side in shape) for name, shape in given.items()}
     require_shapes(shapes, document, "the loop", "publish what was signed, or ask for another budget")
     return shapes
-
-
-def _read(argument: str, path: str | Path) -> bytes:
-    try:
-        return Path(path).read_bytes()
-    except OSError as error:
-        raise InvalidInput(argument, os.fspath(path), f"cannot be read ({error.strerror})", "check the path") from error
-
-
-def _sha256(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()

@@ -116,6 +116,11 @@ class RunFolder:
     def begun(self) -> bool:
         return self.summary.exists() or self.token.exists()
 
+    @property
+    def claimed(self) -> bool:
+        """Whether a run claimed or published from this folder, so that it can only be resumed."""
+        return self.token.exists() or self.transcript.exists()
+
     @contextmanager
     def locked(self) -> Iterator[None]:
         """One process at a time: a second one would take the claim away from the first."""
@@ -152,11 +157,13 @@ class RunFolder:
                 f"own {what}, or begin a new run in another folder"
             )
 
-    def discard(self, files: Iterable[str] = ()) -> None:
-        """Remove what was prepared for a run that was refused before it began; `files` are further names."""
-        for path in (*self._prepared, self.summary, self.token, self._lock, *(self.path / name for name in files)):
+    def discard(self, files: Iterable[str]) -> None:
+        """Remove the token and `files`, which were written for a run that was refused; then the folder, if empty."""
+        unused = [self.metrics] if self.metrics.exists() and not self.metrics.stat().st_size else []
+        for path in (self.token, *unused, *(self.path / name for name in files)):
             path.unlink(missing_ok=True)
-        if not any(self.path.iterdir()):
+        if not set(self.path.iterdir()) - {self._lock}:
+            self._lock.unlink(missing_ok=True)
             self.path.rmdir()
 
 

@@ -111,9 +111,9 @@ class OpenRun:
 
     def begin(self, files: Mapping[str, bytes] = MappingProxyType({})) -> Self:
         """Ask the trust file, write what the folder keeps for auditors (`files`), then claim; for a new folder."""
-        if self.folder.token.exists():
+        if self.folder.claimed:
             raise Refused(f"{self.folder.path} holds the claim of a run; resume it, or begin in another folder")
-        token = None
+        token, written = None, [name for name in files if not (self.folder.path / name).exists()]
         try:
             self._require_trust()
             for name, content in files.items():
@@ -122,7 +122,7 @@ class OpenRun:
             self._claim = self._claimed(self.terms, token)
         except PrivfairError as refused:
             if token is None or not isinstance(refused, _CLAIM_UNCERTAIN):
-                self.folder.discard(files)
+                self.folder.discard(written)
             raise
         return self
 
@@ -132,9 +132,11 @@ class OpenRun:
         place = self.folder.transcript
         past = Transcript.read(place) if place.exists() else None
         closed = past is not None and past.ending is Ending.CLOSED
-        token = ClaimToken.at(self.folder.token)
         if past is not None:
             past.verify_against(self.ledger)
+            if not self.folder.token.exists():
+                raise Refused(f"{self.folder.token} is missing, which resumes this run; put the untouched file back")
+        token = ClaimToken.at(self.folder.token)
         claim: Claim | None = None
         try:
             claim = self.ledger.resume(token)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import fields
-from typing import get_args, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 import pytest
 
 from calibrate.errors import InvalidInput
+from calibrate.plans.clipped_sums import FpflPlan
 from calibrate.plans.from_mapping import PLANS, parameter_names, plan_from_mapping
+from calibrate.plans.gaussian import GaussianPlan, OwnLoopPlan
 from calibrate.plans.plan import AlgorithmName, Flag, Plan
+from calibrate.plans.steffle import StefflePlan
 
 GOOD: dict[str, dict[str, object]] = {
     "steffle": {
@@ -143,3 +147,18 @@ def test_every_parameter_has_its_flag_with_a_sentence_that_stands_alone(plan: ty
         assert isinstance(flag, Flag)
         assert flag.help[0].isupper() or flag.help.startswith("sigma")
         assert flag.help.endswith(".")
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda name: FpflPlan(100, 10, 5, 1.0, sampling=name),
+        lambda name: StefflePlan(1000, 100, 5, 0.4, 1.0, 1.0, sampling=name),
+        lambda name: GaussianPlan(0.1, 5, sampling=name),
+        lambda name: OwnLoopPlan(100, 5, sampling=name, sampling_rate=0.1),
+    ],
+)
+@pytest.mark.parametrize("name", ["fixed", "full", "poisson", "shuffled"])
+def test_a_bare_name_of_a_sampling_is_refused(make: Callable[[Any], Plan], name: str) -> None:
+    with pytest.raises(InvalidInput, match="sampling"):
+        make(name)

@@ -238,3 +238,41 @@ def test_rounds_left_out_beyond_a_block_are_charged_like_the_next_block(tmp_path
         assert not spending.gate.at_end_of_block
         spending.gate.leave_out_before(4)
         assert spending.gate.at_end_of_block
+
+
+def _site(folder: Path) -> tuple[Sites, PreparedRun]:
+    sites = Sites.at(folder, "steffle, shuffled", rounds=2)
+    sites.desk.budget()
+    return sites, sites.prepare("north")
+
+
+def test_a_guard_that_lost_its_token_claims_nothing_and_keeps_its_files(tmp_path: Path) -> None:
+    (sites, run), folder = _site(tmp_path / "desk"), RunFolder(tmp_path / "run")
+    folder.path.mkdir()
+
+    def start(ledger: Ledger) -> Guard:
+        return Guard(run, folder, ledger, logging.getLogger("test"), trust=TrustInForce(sites.desk.trust))
+
+    with Ledger.open(sites.desk.ledger) as ledger, Ledger.create(tmp_path / "other.db") as other:
+        guard = start(ledger)
+        guard.contribute(0, run.algorithm.checkpoint(run.algorithm.start()))
+        guard.close()
+        folder.token.unlink()
+        before = sorted(folder.path.iterdir())
+        with pytest.raises(Refused, match="missing"):
+            start(ledger)
+        with pytest.raises(Refused):
+            start(other)
+        assert not other.receipts()
+        assert sorted(folder.path.iterdir()) == before
+
+
+def test_a_refusal_deletes_no_file_that_was_there_before(tmp_path: Path) -> None:
+    (sites, run), folder = _site(tmp_path / "desk"), tmp_path / "run"
+    folder.mkdir()
+    (folder / "plan.toml").write_bytes(run.plan_bytes)
+    trust = TrustInForce(sites.desk.trust)
+    sites.desk.trust.write_bytes(trusting(generate()).to_bytes())
+    with Ledger.open(sites.desk.ledger) as ledger, pytest.raises(ManifestRefused, match="no trusted key"):
+        Guard(run, RunFolder(folder), ledger, logging.getLogger("test"), trust=trust)
+    assert [path.name for path in folder.iterdir()] == ["plan.toml"]
