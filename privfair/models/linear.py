@@ -9,7 +9,6 @@ from typing import final
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from calibrate.arrays import Floats
@@ -58,15 +57,13 @@ class LogisticRegression(NetworkModel):
         """theta in the order of the network: weights class by class, then the intercepts."""
         if self.classes == 2:
             return theta
-        matrix = theta.reshape(self.features + 1, self.classes)
-        return torch.cat((matrix[:-1].T.reshape(-1), matrix[-1]))
+        return self._network.layout.join(self.named_parameters(theta))
 
     def _by_model(self, found: Tensor) -> Tensor:
         if self.classes == 2:
             return found
-        each = found[..., : -self.classes].reshape(*found.shape[:-1], self.classes, self.features)
-        weights = each.transpose(-1, -2)
-        return torch.cat((weights.flatten(-2), found[..., -self.classes :]), dim=-1)
+        weights = found[..., : -self.classes].reshape(*found.shape[:-1], self.classes, self.features)
+        return torch.cat((weights.transpose(-1, -2).flatten(-2), found[..., -self.classes :]), dim=-1)
 
 
 @lru_cache(maxsize=32)
@@ -81,46 +78,46 @@ def _network(model: LogisticRegression) -> Network:
 # The clipped step of two classes, in numpy. At a few hundred records and features the arithmetic takes some ten
 # microseconds; the rest of a step is the cost of calling the library, which numpy keeps lower.
 
+_ZERO, _ONE = np.array(0.0), np.array(1.0)  # as arrays, like the constants of `exact`
 _SIGN = np.array((1.0, -1.0))
 """By class: whether a growing score speaks against it."""
 
 
 def _binary_step(network: Network, theta: Tensor, x: Features, y: Tensor, weigh: Weigh) -> WeightedGradient:
     """sum_i c_i grad_i for the scores x theta[:-1] + theta[-1] of class 1; every number a function of its record."""
-    loaded, arithmetic = network.load(x), network.arithmetic
-    labels = y.numpy()
+    loaded, labels = network.load(x), y.numpy()
     if len(labels) and np.bitwise_or.reduce(labels) not in (0, 1):  # a negative label sets the sign bit
-        raise InvalidInput("y", _strangest(labels), "must be class 0 or 1", "number the classes 0 and 1")
-    weights, bias, step = _public(theta, arithmetic)
+        strangest = int(labels[np.abs(labels - 0.5).argmax()])
+        raise InvalidInput("y", strangest, "must be class 0 or 1", "number the classes 0 and 1")
+    weights, bias = _public(theta, network.arithmetic)
     sign, valid = _SIGN.take(labels), None if loaded.valid is None else loaded.valid.numpy()
-    norms, against, more, coefficients = np.ones((4, len(labels)))
-    weighed = torch.zeros(0) if isinstance(weigh, ClippedTo) else torch.zeros(len(labels), dtype=EXACT)
+    clip = weigh if isinstance(weigh, ClippedTo) else None
+    norms, weighed, against, more, coefficients = (np.ones if clip is None else np.empty)((5, len(labels)))
 
-    def losses(rows: slice) -> Tensor:
-        return loaded.masked(torch.from_numpy(log_of(more[rows]) + np.maximum(against[rows], 0.0)), rows)
+    def losses(rows: slice = slice(None)) -> Tensor:
+        return loaded.masked(torch.from_numpy(log_of(more[rows]) + np.maximum(against[rows], _ZERO)), rows)
 
     def sum_of(rows: slice) -> Floats:
         features, unit, lengths = _arrays(loaded, rows)
         # By how much the score speaks against the true class: losses and residuals then never cancel.
-        score: Floats = features @ weights
-        score *= unit * step
+        score = features.dot(weights, out=against[rows])
+        score *= unit
         score += bias
         score *= sign[rows]
         e = exp_of_negative(np.abs(score))
-        residual: Floats = np.where(score > 0, 1.0, e)
-        e += 1.0
-        residual /= e
+        divisor = np.add(e, _ONE, out=more[rows])
+        np.putmask(e, score > _ZERO, _ONE)
+        residual = np.divide(e, divisor, out=e)
         if valid is not None:
             residual *= valid[rows]
-        against[rows], more[rows] = score, e
-        np.multiply(np.sqrt(lengths + 1.0), residual, out=norms[rows])
-        if isinstance(weigh, ClippedTo):
-            coefficients[rows] = weigh.of_array(norms[rows])
+        own, shares = np.multiply(lengths, residual, out=norms[rows]), coefficients[rows]
+        if clip:
+            shares[:] = clip.of_array(own)
         else:
-            weighed[rows] = losses(rows)
-            coefficients[rows] = finite(weigh(torch.from_numpy(norms), weighed)).numpy()[rows]
+            weighed[rows] = losses(rows).numpy()
+            shares[:] = finite(weigh(torch.from_numpy(norms), torch.from_numpy(weighed))).numpy()[rows]
         residual *= sign[rows]
-        residual *= coefficients[rows]
+        residual *= shares
         total = np.empty(len(weights) + 1)
         total[-1] = np.add.reduce(residual)
         residual *= unit  # a power of two
@@ -128,29 +125,25 @@ def _binary_step(network: Network, theta: Tensor, x: Features, y: Tensor, weigh:
         return total
 
     wrap, total = torch.from_numpy, sum_in_blocks(len(labels), sum_of)
-    found = (lambda: losses(slice(None))) if isinstance(weigh, ClippedTo) else weighed
-    return WeightedGradient(wrap(total), wrap(norms), found, wrap(coefficients))
+    return WeightedGradient(wrap(total), wrap(norms), losses if clip else wrap(weighed), wrap(coefficients))
 
 
-def _public(theta: Tensor, arithmetic: Arithmetic) -> tuple[Floats, float, float]:
-    """The weights in whole numbers, the intercept and the unit: `Arithmetic.public` with less overhead."""
+def _public(theta: Tensor, arithmetic: Arithmetic) -> tuple[Floats, Floats]:
+    """The weights on their grid, and the intercept: `Arithmetic.public` with less overhead."""
     given = theta.numpy()
-    if not np.abs(given).max() <= LARGEST_WEIGHT:
+    size = np.abs(given)
+    if not size.item(size.argmax()) <= LARGEST_WEIGHT:  # argmax finds a number that is none, too
         given = clamped(theta).numpy()
-    unit = 2.0 ** (math.frexp(max(float(np.abs(given[:-1]).max()), SMALLEST_TOP))[1] - arithmetic.bits)
-    return np.rint(given[:-1] * (1 / unit)), float(given[-1]), unit
+        size = np.abs(given)
+    _, exponent = math.frexp(max(size.item(size[:-1].argmax()), SMALLEST_TOP))
+    magic = np.array(math.ldexp(1.5, 52 + exponent - arithmetic.bits))
+    return (given[:-1] + magic) - magic, given[-1, ...]
 
 
 def _arrays(loaded: Loaded, rows: slice) -> tuple[Floats, Floats, Floats]:
-    """Whole numbers, units and squared norms of the features: `Loaded.rows` with less overhead."""
-    source = loaded.source
-    squares = np.zeros(0) if source.squares is None else source.squares.numpy()
-    whole, unit = (source.whole if source.whole.ndim == 2 else source.whole.flatten(1)).numpy(), source.unit.numpy()
+    """`Rows.arrays` of some of the records: `Loaded.rows` with less overhead."""
+    whole, unit, lengths = loaded.source.arrays
     if loaded.taken is None:
-        return whole[rows], unit[rows], squares[rows]
+        return whole[rows], unit[rows], lengths[rows]
     taken = loaded.taken.numpy()[rows]
-    return whole.take(taken, axis=0), unit.take(taken), squares.take(taken)
-
-
-def _strangest(labels: NDArray[np.int64]) -> int:
-    return int(labels[np.abs(labels - 0.5).argmax()])
+    return whole.take(taken, axis=0), unit.take(taken), lengths.take(taken)

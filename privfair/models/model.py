@@ -80,7 +80,7 @@ class ParameterLayout:
         if theta.shape != (self.size,):
             rule = f"must be a vector of {self.size} entries"
             raise InvalidInput("theta", tuple(theta.shape), rule, "start from initial()")
-        pieces = torch.split(theta, self.sizes)
+        pieces = theta.split_with_sizes(self.sizes)
         return {name: piece.view(shape) for name, shape, piece in zip(self.names, self.shapes, pieces, strict=True)}
 
     def join(self, values: Mapping[str, Tensor]) -> Tensor:

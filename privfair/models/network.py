@@ -155,8 +155,7 @@ class Network:
     def weighted_gradient(self, theta: Tensor, x: Features, y: Tensor, weigh: Weigh) -> WeightedGradient:
         """sum_i c_i grad_i of the cross-entropy; without rounding where `weigh` keeps a bound and bits are 7 or 13."""
         loaded = self.load(x)
-        norms, losses = torch.zeros(len(loaded), dtype=DOUBLE), torch.zeros(len(loaded), dtype=DOUBLE)
-        coefficients = torch.zeros_like(norms)
+        norms, losses, coefficients = torch.zeros(3, len(loaded), dtype=DOUBLE)
         bound = bound_of(weigh) if self.arithmetic.sums_exactly else None
         if bound is not None and len(loaded) > MOST_EXACT:
             raise CheckFailed(
@@ -220,10 +219,9 @@ class Network:
         parameters = self.layout.split(clamped(theta))
         prepared = [node.layer.prepare(self.arithmetic, parameters) for node in self._nodes]
         at_once = min(self._at_once, terms_per_block(len(loaded)))
-        for some in blocks_of(len(loaded), at_once):
-            if len(loaded):
-                rows = loaded.rows(some)
-                yield some, *self._forward(prepared, rows.values(self.arithmetic.dtype) if follow else rows)
+        for some in blocks_of(len(loaded), at_once) if len(loaded) else ():
+            rows = loaded.rows(some)
+            yield some, *self._forward(prepared, rows.values(self.arithmetic.dtype) if follow else rows)
 
     def _forward(self, prepared: Sequence[Prepared | None], features: Values) -> tuple[Tensor, _PullBack]:
         values: list[Values] = [features]
@@ -257,7 +255,8 @@ class Network:
     def _sum(self, parts: Iterator[tuple[_Parts, Tensor]], bound: float | None) -> Tensor:
         total = torch.from_numpy(np.zeros(self.layout.size))  # numpy asks for large pages, which cost less time
         if bound is None:
-            return total_of(chain_of((total,), (one.add(torch.zeros_like(total), own, None) for one, own in parts)))
+            sums = (one.add(torch.zeros_like(total), own, None) for one, own in parts)
+            return total_of(chain_of((next(sums, total),), sums))
         for one, coefficients in parts:
             one.add(total, coefficients, bound)
         return total

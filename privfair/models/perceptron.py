@@ -88,8 +88,6 @@ class Perceptron(NetworkModel):
 def _network(model: Perceptron) -> Network:
     layers: list[NetLayer] = [Reshape((model.features,))]
     for place, (inputs, outputs) in enumerate(pairwise((model.features, *model.hidden, model.classes))):
-        layers += [
-            Linear(inputs, outputs, f"{2 * place}.weight", f"{2 * place}.bias"),
-            _ACTIVATIONS[model.activation][0],
-        ]
+        layers.append(Linear(inputs, outputs, f"{2 * place}.weight", f"{2 * place}.bias"))
+        layers.append(_ACTIVATIONS[model.activation][0])
     return Network(chain(*layers[:-1]), model.layout, model.classes, model.bits)
