@@ -12,11 +12,12 @@ from functools import lru_cache
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from privfair.models.linear import LogisticRegression
 from privfair.models.model import Model, clipped_to
 from privfair.models.perceptron import Perceptron
+from privfair.models.torch_module import TorchModule
 
 CLIP = 0.1
 MANY = 600
@@ -111,6 +112,84 @@ def _moves_by_the_clip(model: Model, theta: Tensor, rows: Tensor, more: Tensor) 
 
 def _of_each(found: object) -> tuple[Tensor, ...]:
     return tuple(getattr(found, name) for name in ("norms", "losses", "coefficients"))
+
+
+# A convolution, max-pooling over all of what comes out, two fully connected layers: images of 9 x 9.
+
+
+CHANNELS, HIDDEN = 9, 8
+
+
+def _build_cnn() -> nn.Sequential:
+    hidden = (nn.Linear(CHANNELS, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, 2))
+    return nn.Sequential(nn.Conv2d(1, CHANNELS, 5), nn.MaxPool2d(5), nn.Flatten(), *hidden)
+
+
+def _at_a_tie(module: nn.Module) -> Tensor:
+    """An image whose last patch is the largest of its window in some rows of a batch, and another one in the others.
+
+    The last pixel is in the last patch alone. Of those found, the image whose two patches are the farthest apart;
+    without any, one as close to a tie as floats are.
+    """
+    generator, best, found = torch.Generator().manual_seed(6), -1.0, None
+    convolve, kernel = module.get_submodule("0"), module.get_parameter("0.weight")[-1, 0]
+    for _ in range(1500):
+        x = torch.rand(1, 9, 9, generator=generator, dtype=torch.float64)
+        out = convolve(x[None])[0, -1].flatten()
+        other = int(out[:-1].argmax())
+        x[0, -1, -1] += (out[other] - out[-1]) / kernel[-1, -1]
+        if not 0 < x[0, -1, -1] < 1:
+            continue
+        chosen = convolve(x.expand(4, 1, 9, 9).contiguous())[:, -1].flatten(1).argmax(dim=1)
+        patches = x[0].unfold(0, 5, 1).unfold(1, 5, 1).reshape(25, 25)
+        apart = float((patches[other] - patches[-1]).norm()) if bool(chosen[0] != chosen[1]) else 0.0
+        if apart > best:
+            best, found = apart, x
+    assert found is not None
+    return found
+
+
+def _bias_at_a_kink(module: nn.Module, x: Tensor) -> tuple[int, Tensor, bool]:
+    """A hidden unit, a bias that puts it at its kink for the image, and whether rows of a batch fall on both sides."""
+    features = module[:3](x.expand(4, 1, 9, 9).contiguous())  # type: ignore[index]
+    weight = module.get_parameter("3.weight")
+    for unit in range(HIDDEN):
+        zero = torch.zeros(HIDDEN, dtype=x.dtype)
+        for row in (0, 1):
+            bias = zero.clone()
+            bias[unit] = -torch.addmm(zero, features, weight.T)[row, unit]
+            out = torch.addmm(bias, features, weight.T)[:, unit]
+            if bool((out[0] > 0) != (out[1] > 0)):
+                return unit, bias[unit], True
+    return unit, bias[unit], False
+
+
+@lru_cache
+def _cnn_data(dtype: torch.dtype, tie: bool) -> tuple[TorchModule, Tensor, Tensor, Tensor]:
+    """A net, parameters, images of which every fourth one is at a tie or kink, and one image to insert."""
+    model = TorchModule(_build_cnn, torch.rand(2, 1, 9, 9))
+    theta = model.initial(0)
+    with torch.no_grad():
+        if tie:
+            x = _at_a_tie(model.as_module(theta.to(dtype)))
+        else:
+            generator = torch.Generator().manual_seed(7)
+            for _ in range(200):
+                x = torch.rand(1, 9, 9, generator=generator, dtype=dtype)
+                unit, bias, differ = _bias_at_a_kink(model.as_module(theta.to(dtype)), x)
+                if differ:
+                    break
+            model.named_parameters(theta)["3.bias"][unit] = bias.double()
+    rows = torch.cat((x.to(dtype)[None], torch.zeros(3, 1, 9, 9, dtype=dtype))).repeat(MANY // 4, 1, 1, 1)
+    return model, theta, rows, torch.full((1, 1, 9, 9), 0.5, dtype=dtype)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "tie"), [(torch.float64, True), (torch.float64, False), (torch.float32, False)], ids=str
+)
+def test_an_inserted_image_does_not_push_others_over_a_tie_or_kink(dtype: torch.dtype, tie: bool) -> None:
+    with threads(1):
+        _moves_by_the_clip(*_cnn_data(dtype, tie))
 
 
 @pytest.mark.parametrize("size", [20_000, pytest.param(200_000, marks=pytest.mark.slow)])
