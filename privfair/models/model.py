@@ -278,9 +278,6 @@ class ClippedAfter:
         return torch.copysign(torch.minimum(factors.abs(), longest), factors)
 
 
-__all__ = ("Model", "Weigh", "WeightedGradient", "class_factors", "clipped_after", "clipped_to", "mean_over")
-
-
 @final
 @dataclass(frozen=True, eq=False)
 class WeightedGradient:

@@ -17,10 +17,9 @@ from torch import Tensor
 from calibrate.errors import CheckFailed
 from privfair.models.exact import DOUBLE, LARGEST_CUT, Arithmetic, Bits, InDouble, Products, Rows, routines, squares
 
-_ROWS, _SHORT, _LARGE = 64, 5, 256
+_ROWS, _SHORT, _LARGE, _TRIALS = 64, 5, 256, 3
 _NUMBERS = 2**16
 """In a factor: wider products are tried with fewer rows."""
-_TRIALS = 3
 
 
 @lru_cache(maxsize=64)
@@ -30,13 +29,10 @@ def choose_products(bits: int, widths: tuple[int, ...]) -> Products:
     torch.empty(31 * 2**20, dtype=torch.int8)  # glibc keeps freed memory for reuse up to twice the largest such block
     found: list[tuple[float, int, Products]] = []
     for place, routine in enumerate(routines(bits)):
-        reference = place == len(routines(bits)) - 1
         fault = first_fault(routine, bits, widths)
         if fault is None:
             found.append((_seconds(routine, bits, max(widths, default=2)), place, routine))
-        elif reference:
-            raise _refusal(fault)
-    if fault := _other_fault(bits, widths):
+    if fault := fault or _other_fault(bits, widths):  # the last routine is the reference
         raise _refusal(fault)
     return min(found, key=lambda one: one[:2])[2]
 
@@ -52,9 +48,9 @@ def first_fault(products: Products, bits: int, widths: tuple[int, ...]) -> str |
     """The first product that is not exact; None if all are."""
     most = 2**bits - (bits == Bits.SEVEN.value)
     for width in widths:
-        for left, right in _factors(width, most):
-            for one, other in ((left, right), (right.T, left.T)):
-                if not torch.equal(_product(products, one, other), _exact(one, other)):
+        for left, right, true in _factors(width, most):
+            for one, other, expected in ((left, right, true), (right.T, left.T, true.T)):
+                if not torch.equal(_product(products, one, other), expected):
                     return f"{type(products).__name__}, {tuple(one.shape)} by {tuple(other.shape)}, {bits} bits"
         if width == max(widths) and not _exact_when_large(products, width, most):
             return f"{type(products).__name__}, a large product over {width} terms, {bits} bits"
@@ -77,14 +73,16 @@ def require_subnormals() -> None:
         )
 
 
-def _factors(width: int, most: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Pairs (rows, width), (width, columns): extremes of one sign, of both, mixed, close to the largest."""
+def _factors(width: int, most: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """(rows, width), (width, columns), their product: extremes of one sign, of both, mixed, close to the largest."""
     tall = min(_ROWS, max(_SHORT, _NUMBERS // width))
-    for rows, columns in ((tall, _SHORT), (1, _SHORT), (tall, 1), (1, 1)):
-        for seed in range(4):
-            left, right = _pattern((rows, width), most, seed), _pattern((width, columns), most, seed)
-            yield left, right
-            yield left.T.contiguous().T, right.T.contiguous().T  # the other memory order
+    for seed in range(4):
+        left, right = _pattern((tall, width), most, seed), _pattern((width, _SHORT), most, seed)
+        true = _exact(left, right)
+        for rows, columns in ((tall, _SHORT), (1, _SHORT), (tall, 1), (1, 1)):
+            one, other, expected = left[:rows], right[:, :columns].contiguous(), true[:rows, :columns]
+            yield one, other, expected
+            yield one.T.contiguous().T, other.T.contiguous().T, expected  # the other memory order
 
 
 def _pattern(shape: tuple[int, int], most: int, seed: int) -> Tensor:
@@ -104,10 +102,14 @@ def _pattern(shape: tuple[int, int], most: int, seed: int) -> Tensor:
 
 def _exact_when_large(products: Products, width: int, most: int) -> bool:
     """One product as large as a batch's: equal columns make its true value cheap."""
-    size = min(_LARGE, max(_SHORT, 8 * _NUMBERS // width))
+    size = _rows_of_batch(width)
     left, right = _pattern((size, 1), most, 3), _pattern((width, size), most, 3)
     true = left.to(torch.int64) * right.to(torch.int64).sum(dim=0)
     return torch.equal(_product(products, left.expand(-1, width).contiguous(), right), true)
+
+
+def _rows_of_batch(width: int) -> int:
+    return min(_LARGE, max(_SHORT, 8 * _NUMBERS // width))
 
 
 def _product(products: Products, left: Tensor, right: Tensor) -> Tensor:
@@ -141,7 +143,8 @@ def _exact(left: Tensor, right: Tensor) -> Tensor:
 def _seconds(products: Products, bits: int, width: int) -> float:
     """Processor time of one product of this width."""
     dtype = Arithmetic(bits, products).dtype  # as numbers are between two products
-    left, right = (_pattern(shape, 2**bits - 1, 2).to(dtype) for shape in ((_LARGE, width), (width, _ROWS)))
+    size = _rows_of_batch(width)
+    left, right = (_pattern(shape, 2**bits - 1, 2).to(dtype) for shape in ((size, width), (width, size)))
     factor, times = products.split(right), []
     for _ in range(_TRIALS):
         began = time.process_time()

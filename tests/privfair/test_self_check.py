@@ -204,6 +204,20 @@ def test_the_check_of_a_large_net_takes_little_time(bits: int, record_property: 
     print(f"{bits} bits: {took:.3f} s of processor time")
 
 
+@pytest.mark.parametrize("bits", [7, 13])
+def test_the_check_of_a_very_wide_layer_works_on_few_numbers(monkeypatch: pytest.MonkeyPatch, bits: int) -> None:
+    """About a second of processor time; three times this number of numbers took ten."""
+    made, pattern = [], self_check._pattern
+
+    def counted(shape: tuple[int, int], most: int, seed: int) -> Tensor:
+        made.append(math.prod(shape))
+        return pattern(shape, most, seed)
+
+    monkeypatch.setattr(self_check, "_pattern", counted)
+    choose_products(bits, (2, 16, 200_000))
+    assert sum(made) <= 2**26
+
+
 def test_a_library_that_changes_its_way_for_large_products_is_found() -> None:
     def from_a_size_on(left: Tensor, right: Tensor) -> Tensor:
         large = min(left.shape[0], right.shape[1]) >= 128
