@@ -19,6 +19,8 @@ def command_reference() -> str:
     for name in cli.list_commands(root):
         command = cli.get_command(root, name)
         assert command is not None
+        if command.hidden:
+            continue
         parts += _sections(command, click.Context(command, parent=root, info_name=name, terminal_width=88), 2)
     return "\n".join(parts)
 
@@ -29,6 +31,8 @@ def _sections(command: click.Command, context: click.Context, level: int) -> lis
         for name in command.list_commands(context):
             under = command.get_command(context, name)
             assert under is not None
+            if under.hidden:
+                continue
             parts += _sections(
                 under, click.Context(under, parent=context, info_name=name, terminal_width=88), level + 1
             )

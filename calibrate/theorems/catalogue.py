@@ -57,6 +57,6 @@ def judge_all() -> tuple[tuple[Theorem, Verdict], ...]:
     """Every claim with its verdict at its paper's own setting; those of packages that cannot be loaded are left out."""
     outside: list[Theorem] = []
     for name in THEOREM_PLUGINS.names():
-        with suppress(InvalidInput):  # `privfair plugins` says what is wrong with it
+        with suppress(InvalidInput):  # `privfair --version -v` says what is wrong with it
             outside += THEOREM_PLUGINS.get(name) or ()
     return tuple((theorem, theorem.judge()) for theorem in (*CATALOGUE, *outside))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 import os
 import sys
 import tempfile
@@ -16,47 +17,52 @@ from click.shell_completion import CompletionItem
 
 from calibrate.errors import PrivfairError
 from privfair.cli.help import with_our_help
-from privfair.cli.options import VALUES_WANTED
+from privfair.cli.options import VALUES_WANTED, asked, with_global_options
 
 _HERE = Path(__file__).parents[1]
 _CLICK = Path(click.__file__).parent
 """Shell completion ends the process from there."""
 
-_COMMANDS = {
-    "account": "the epsilon of given noise, as a certified interval",
-    "audit": "does a run keep its promise?",
-    "calibrate": "the smallest noise that keeps a promise (epsilon, delta)",
-    "card": "a model card of a run, for model hubs",
-    "check": "all mistakes in a plan, its schema and its files, at once",
-    "choose": "which algorithm, for what must be protected from whom",
-    "compose": "one person's promise over several budgets or silos",
-    "demo": "the whole pipeline on real data, in about a minute",
-    "desk": "the officer's pages on this machine: plan, sign, ledger, runs",
-    "explain": "a budget or an epsilon in plain words",
-    "federation": "several sites, tried on one machine",
-    "frontier": "accuracy against the gap between groups, by threshold",
-    "guard": "one silo's data, ledger and noise in a process of its own",
-    "init": "write plan.toml and schema.toml for your own files",
-    "keys": "make keys and say whom to trust",
-    "ledger": "what was claimed, charged and released",
-    "manifest": "sign, verify and read a budget",
-    "plugins": "what other packages bring, and whether it can be loaded",
-    "predict": "the predictions of a trained model",
-    "registry": "an entry for OpenDP's deployments registry, as YAML",
-    "report": "one page about a run, for a privacy officer",
-    "request": "ask an officer for a budget, with a file",
-    "run": "calibrate, sign, train, audit and report a plan, to try it out",
-    "sensitivity": "refute a claimed sensitivity, or say how hard was tried",
-    "sign": "sign or decline a request, as the officer",
-    "theorems": "which published privacy theorems hold, computed",
-    "train": "train under a signed budget",
+_SECTIONS = {
+    "Start": {
+        "init": ("start", "write plan.toml and schema.toml for your CSV files"),
+        "check": ("run", "list all mistakes in a plan; print the noise it needs"),
+        "run": ("run", "try a plan: sign with a temporary key, train, audit, report"),
+        "demo": ("demo", "the same on public data"),
+    },
+    "Model": {
+        "train": ("model", "train under a signed budget"),
+        "predict": ("model", "predictions for new records"),
+        "report": ("report", "HTML page, model card, registry entry or threshold plot"),
+    },
+    "Numbers": {
+        "account": ("numbers", "solve for epsilon, noise or rounds"),
+        "calibrate": ("calibrate", "the noise that an algorithm's theorem needs"),
+        "theorems": ("numbers", "list, check: do published privacy claims hold?"),
+    },
+    "Budgets": {
+        "request": ("budget", "ask an officer for a budget, with a file"),
+        "sign": ("budget", "sign or decline a request, as the officer"),
+        "manifest": ("budget", "sign, verify and read a budget"),
+        "explain": ("budget", "a budget or an epsilon in plain words"),
+        "compose": ("budget", "one person's promise over several budgets or silos"),
+        "keys": ("keys", "generate, trust, revoke"),
+        "ledger": ("ledger", "init, status, limit, charge, publish, backup, restore, .."),
+    },
+    "Audit": {"audit": ("audit", "run, model, training, sensitivity")},
+    "Services": {
+        "guard": ("services", "one site's data, ledger and noise in a process of its own"),
+        "federation": ("services", "several sites, tried on one machine"),
+        "desk": ("services", "privacy officer's pages on 127.0.0.1"),
+    },
 }
+"""By section of the help screen each command: the module that has it, and what it is for."""
 
+_FORMER = {"card": "report", "choose": "start", "frontier": "report", "registry": "report"}
+"""Former spellings by module: they work, and nothing shows them."""
 
-_PARTS = {
-    "Commands to start with": ("demo", "choose", "init", "check", "run"),
-    "Commands for a model": ("calibrate", "train", "audit", "report", "predict", "frontier"),
-}
+_MODULES = {name: module for part in _SECTIONS.values() for name, (module, _) in part.items()} | _FORMER
+
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 _EXTRAS = {
@@ -79,38 +85,25 @@ _EXTRAS = {
 USAGE, FAULT, INTERRUPTED = 2, 70, 130
 
 
-_SHARED = {
-    "budget": ("compose", "explain", "manifest", "request", "sign"),
-    "model": ("predict", "train"),
-    "numbers": ("account", "theorems"),
-    "report": ("card", "frontier", "registry", "report"),
-    "run": ("check", "run"),
-    "services": ("desk", "federation", "guard"),
-    "start": ("choose", "init"),
-}
-"""Modules with several commands; every other command has a module of its name."""
-
-
-def _module_of(command: str) -> str:
-    return next((module for module, commands in _SHARED.items() if command in commands), command)
-
-
 class _LazyGroup(click.Group):
     """Imports a command's module when the command is asked for, not before."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted(_COMMANDS)
+        return sorted(_MODULES)
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
-        if name not in _COMMANDS:
-            near = get_close_matches(name, _COMMANDS, n=1)
+        if name not in _MODULES:
+            near = get_close_matches(name, set(_MODULES).difference(_FORMER), n=1)
             hint = f"Did you mean {near[0]}?" if near else "`privfair --help` lists the commands."
             ctx.fail(f"There is no command {name!a}. {hint}")
-        return with_our_help(getattr(importlib.import_module(f"privfair.cli.{_module_of(name)}"), f"{name}_command"))
+        command: click.Command = getattr(importlib.import_module(f"privfair.cli.{_MODULES[name]}"), f"{name}_command")
+        command.hidden = name in _FORMER
+        return with_our_help(command)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """Commands and options for a shell; no command is loaded for it."""
-        named = [CompletionItem(name, help=text) for name, text in _COMMANDS.items() if name.startswith(incomplete)]
+        shown = {name: text for part in _SECTIONS.values() for name, (_, text) in part.items()}
+        named = [CompletionItem(name, help=text) for name, text in shown.items() if name.startswith(incomplete)]
         return [*named, *click.Command.shell_complete(self, ctx, incomplete)]
 
     def make_context(
@@ -129,26 +122,48 @@ class _LazyGroup(click.Group):
         except BrokenPipeError:
             raise click.exceptions.Exit(_leave_closed_pipe()) from None
 
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        for title, names in _PARTS.items():
-            with formatter.section(title):
-                formatter.write_dl([(name, _COMMANDS[name]) for name in names])
-        rest = sorted(set(_COMMANDS).difference(*_PARTS.values()))
-        with formatter.section("Commands for officers, auditors and researchers"):
-            formatter.write_dl([(name, _COMMANDS[name]) for name in rest])
+    def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """One screen: no option but the global ones stands before a command."""
+        lines = [_HEAD]
+        for section, commands in _SECTIONS.items():
+            titles = [section, *[""] * (len(commands) - 1)]
+            lines += [
+                f"{title:<9} {name:<9} {text}"
+                for title, (name, (_, text)) in zip(titles, commands.items(), strict=True)
+            ]
+        formatter.write("\n".join([*lines, _FOOT]))
 
 
-@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 80})
-@click.version_option(package_name="privfair")
-def cli() -> None:
-    """privfair: how much noise, signed; training that cannot exceed it; audits that doubt both.
+_HEAD = """Usage: privfair COMMAND [OPTIONS]
 
-    \b
-    Exit codes: 0 ok, 1 a check failed, 2 usage, 3 refused (signature, trust,
-    ledger, gate), 70 a fault of the program or the machine, 130 interrupted.
-    Every command takes --json: JSON on standard output, progress on
-    standard error.
-    """
+Train private and fair models under a signed privacy budget, and audit them.
+"""
+_FOOT = """
+Global options: --json -v -q --threads N --show-values --config FILE --version
+Exit codes: 0 ok, 1 check failed or claim refuted, 2 usage, 3 refused, 70 fault"""
+
+
+@click.group(
+    cls=_LazyGroup,
+    invoke_without_command=True,
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 80},
+)
+@click.option("--version", is_flag=True, help="Show the version; with -v also what other packages bring.")
+@click.pass_context
+def cli(ctx: click.Context, version: bool) -> None:
+    """Train private and fair models under a signed privacy budget, and audit them."""
+    if version:
+        if not asked().as_json:
+            click.echo(f"privfair, version {importlib.metadata.version('privfair')}")
+        if asked().verbose or asked().as_json:
+            importlib.import_module("privfair.cli.plugins").print_plugins()
+        ctx.exit()
+    if ctx.invoked_subcommand is None:
+        ctx.fail("Name a command; `privfair --help` lists them.")
+
+
+with_global_options(cli)
 
 
 def main() -> None:

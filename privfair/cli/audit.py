@@ -28,15 +28,7 @@ from privfair.cli.audit_show import show_report
 from privfair.cli.audit_training import training_command
 from privfair.cli.help import with_our_help, write_options_in_parts
 from privfair.cli.keys import read_trust_file
-from privfair.cli.options import (
-    FILE,
-    FOLDER,
-    anchor_option,
-    folder_trust_options,
-    json_option,
-    show_values_option,
-    threads_option,
-)
+from privfair.cli.options import FILE, FOLDER, anchor_option, folder_trust_options, json_option
 from privfair.cli.output import print_json, progress_bar
 from privfair.run.folder_trust import FolderTrust
 
@@ -165,11 +157,9 @@ _RUN_OPTIONS = frozenset(
     help="Exit code 1 if epsilon, or the area of a membership attack (auc=0.6), is proved to be above this.",
 )
 @click.option("-v", "--verbose", is_flag=True, help="Show every check, every attack and the rates by group.")
-@threads_option
 @output_options
 @attribute_options
 @model_options
-@show_values_option
 @json_option
 def audit_command(
     run: Path | None,

@@ -36,15 +36,7 @@ from calibrate.meaning import Meaning
 from calibrate.privacy_unit import EpsilonDelta
 from privfair.cli.help import Subcommands
 from privfair.cli.keys import ask_password, read_trust_file
-from privfair.cli.options import (
-    FILE,
-    json_option,
-    ledger_option,
-    options,
-    required_trust_options,
-    show_values_option,
-    trust_options,
-)
+from privfair.cli.options import FILE, json_option, ledger_option, options, required_trust_options, trust_options
 from privfair.cli.output import print_json, print_wrapped
 from privfair.durable import read_named, write_named
 from privfair.ledger import Ledger, LedgerAccess
@@ -370,7 +362,6 @@ def _show(request: BudgetRequest, since: Path | None, changed: list[str] | None)
     help="Ask for reproducible noise that protects nobody; for experiments on public data.",
 )
 @click.option("--since", type=FILE, help="An earlier request or budget, to say what changed since.")
-@show_values_option
 @json_option
 def request_command(
     plan: Path, out: Path, asked_by: str | None, since: Path | None, as_json: bool, **asked: Any

@@ -32,7 +32,7 @@ from calibrate.plans.plan import Flag, Plan, RandomizedValue
 from calibrate.privacy_unit import EpsilonDelta
 from privfair.cli.help import Subcommands, with_our_help
 from privfair.cli.keys import ask_password
-from privfair.cli.options import FILE, json_option, ledger_option, options, show_values_option, threads_option
+from privfair.cli.options import FILE, asked, ledger_option, options
 from privfair.cli.output import epsilon_text, print_json, print_rich, print_wrapped, progress_bar, table_lines
 from privfair.durable import write_named
 from privfair.plan.file import PlanFile, nearest, plan_from_flags, read_plan_file, search_plan
@@ -113,15 +113,14 @@ def baseline_command(path: Path, algorithm: str) -> click.Command:
     @click.option("--valid-days", type=click.IntRange(1, 36_500), default=90, show_default=True)
     @ledger_option
     @click.option("--why", default="", metavar="TEXT", help="The justification to put on record.")
-    @json_option
-    def run(reason: str | None, as_json: bool, **manifest: Any) -> None:
+    def run(reason: str | None, **manifest: Any) -> None:
 
         if reason is None:
             raise click.UsageError(
                 f"{algorithm} has no private variant; say so: "
                 f'privfair calibrate {path} --no-privacy "why" --out budget.json --key officer.pem'
             )
-        no_privacy_manifest(read_plan_file(path), reason, as_json, manifest)
+        no_privacy_manifest(read_plan_file(path), reason, manifest)
 
     return run
 
@@ -142,17 +141,17 @@ def _sign(drafted: BudgetDraft, manifest: dict[str, Any]) -> str:
     return str(manifest["out"])
 
 
-def no_privacy_manifest(file: PlanFile, reason: str, as_json: bool, manifest: dict[str, Any]) -> None:
+def no_privacy_manifest(file: PlanFile, reason: str, manifest: dict[str, Any]) -> None:
     """Sign a manifest that promises nothing."""
     from privfair.api.draft import Unprotected
 
     _require_output(manifest, "--no-privacy")
     drafted = _draft(file, manifest, Unprotected(reason))
     _sign(drafted, manifest)
-    _unpromised_show(drafted.document, manifest, as_json, f"NO PRIVACY PROMISED: {reason}", {})
+    _unpromised_show(drafted.document, manifest, f"NO PRIVACY PROMISED: {reason}", {})
 
 
-def as_printed_manifest(file: PlanFile, target: EpsilonDelta, as_json: bool, manifest: dict[str, Any]) -> None:
+def as_printed_manifest(file: PlanFile, target: EpsilonDelta, manifest: dict[str, Any]) -> None:
     """Sign a paper's own noise with its claimed and its true epsilon."""
     _require_output(manifest, "--as-printed")
     drafted = _draft(file, manifest, "as-printed", target)
@@ -168,7 +167,7 @@ def as_printed_manifest(file: PlanFile, target: EpsilonDelta, as_json: bool, man
         "delta": target.delta,
         "certified": document.accounting.model_dump(mode="json")["interval"],
     }
-    _unpromised_show(document, manifest, as_json, text, more)
+    _unpromised_show(document, manifest, text, more)
 
 
 def _require_output(manifest: dict[str, Any], flag: str) -> None:
@@ -176,10 +175,8 @@ def _require_output(manifest: dict[str, Any], flag: str) -> None:
         raise click.UsageError(f"{flag} writes a manifest: give --out and --key")
 
 
-def _unpromised_show(
-    document: BudgetDocument, manifest: dict[str, Any], as_json: bool, text: str, more: dict[str, Any]
-) -> None:
-    if as_json:
+def _unpromised_show(document: BudgetDocument, manifest: dict[str, Any], text: str, more: dict[str, Any]) -> None:
+    if asked().as_json:
         print_json(
             {
                 "algorithm": document.algorithm,
@@ -253,10 +250,6 @@ _OUTPUT_OPTIONS = (
         is_flag=True,
         help="Sign reproducible noise that protects nobody; for experiments on public data.",
     ),
-    show_values_option,
-    click.option("-v", "--verbose", is_flag=True, help="Show what the promise assumes, too."),
-    threads_option,
-    json_option,
 )
 _output = options(*_OUTPUT_OPTIONS)
 
@@ -280,7 +273,7 @@ class _Algorithms(Subcommands):
                 return with_our_help(_subcommand(named, Path(name)))
             from privfair.algorithms.registry import recipe_named
 
-            return baseline_command(Path(name), recipe_named(named).name)
+            return with_our_help(baseline_command(Path(name), recipe_named(named).name))
         if name in algorithm_names():
             return with_our_help(_subcommand(name, None))
 
@@ -331,10 +324,8 @@ def _run(
     noise_multiplier: float | None,
     explain: bool,
     plot: Path | None,
-    as_json: bool,
     as_printed: bool,
     no_privacy: str | None,
-    verbose: bool,
     **manifest: Any,
 ) -> None:
     from calibrate.budget import calibrate_plan
@@ -346,15 +337,15 @@ def _run(
         raise click.UsageError("--as-printed and --no-privacy exclude each other")
     file = plan_from_flags(algorithm, plan_path, flags)
     if no_privacy is not None:
-        no_privacy_manifest(file, no_privacy, as_json, manifest)
+        no_privacy_manifest(file, no_privacy, manifest)
         return
     target = file.target(epsilon, delta)
     if as_printed:
-        as_printed_manifest(file, target, as_json, manifest)
+        as_printed_manifest(file, target, manifest)
         return
     if solve != "sigma":
         assert noise_multiplier is not None
-        _solve_other(file, target, noise_multiplier, solve, as_json)
+        _solve_other(file, target, noise_multiplier, solve)
         return
     if manifest["out"] is None:
         search = search_plan(file)
@@ -380,10 +371,10 @@ def _run(
         document["plot"] = str(plot)
     if manifest["out"] is not None:
         document["manifest"] = _sign(drafted, manifest)
-    if as_json:
+    if asked().as_json:
         print_json(document)
     else:
-        _calibrate_show(budget, document, verbose)
+        _calibrate_show(budget, document)
 
 
 def _refuse_contradictions(
@@ -400,11 +391,11 @@ def _refuse_contradictions(
         raise click.UsageError("--silo, --ledger and --why describe a manifest; give --out and --key as well")
 
 
-def _solve_other(file: PlanFile, target: EpsilonDelta, noise: float, solve: str, as_json: bool) -> None:
+def _solve_other(file: PlanFile, target: EpsilonDelta, noise: float, solve: str) -> None:
     from calibrate.budget import solve_parameter
 
     found = solve_parameter("rounds" if solve == "rounds" else "rate", file.algorithm, file.privacy, noise, target)
-    if as_json:
+    if asked().as_json:
         print_json(found.to_json())
         return
     print_rich(
@@ -415,7 +406,7 @@ def _solve_other(file: PlanFile, target: EpsilonDelta, noise: float, solve: str,
     )
 
 
-def _calibrate_show(budget: CertifiedBudget, document: dict[str, Any], verbose: bool) -> None:
+def _calibrate_show(budget: CertifiedBudget, document: dict[str, Any]) -> None:
     """What is protected first, then each value's noise and what it costs; assumptions only with -v."""
     target, certified, plan = budget.target, budget.certified, budget.plan
     protection = Protection(plan.unit, target)
@@ -438,7 +429,7 @@ def _calibrate_show(budget: CertifiedBudget, document: dict[str, Any], verbose: 
     if budget.optimality_gap is not None:
         closing += f"; no noise smaller by more than {100 * budget.optimality_gap:.2g}% can keep the promise"
     print_wrapped(closing)
-    if verbose:
+    if asked().verbose:
         if budget.joint_noise_multiplier is not None:
             print_wrapped(f"joint noise multiplier of a round: {budget.joint_noise_multiplier:.7g}")
         print_wrapped("", "It assumes:", *(f"  - {text}" for text in plan.assumptions()), indent="    ")

@@ -15,7 +15,7 @@ import numpy as np
 from audit.settings import DEFAULTS, DEMO_SECONDS
 from calibrate.errors import PrivfairError
 from calibrate.plans.from_mapping import plan_from_mapping
-from privfair.cli.options import FOLDER, json_option, threads_option
+from privfair.cli.options import FOLDER, asked
 from privfair.cli.output import checks_text, number_text, print_json, table_lines
 from privfair.cli.run import Pipeline, leave_if_refuted
 from privfair.data.training_data import load_training_data
@@ -253,12 +253,12 @@ def _write_sites(plan: str, folder: Path) -> dict[str, int]:
 class Demo:
     """The steps of `privfair demo`; each is a command that a user could type."""
 
-    def __init__(self, out: Path, quiet: bool, verbose: bool, engine: str = ONE_PROCESS) -> None:
+    def __init__(self, out: Path, engine: str = ONE_PROCESS) -> None:
         self._engine = engine
         sites = () if engine == ONE_PROCESS else SITES
-        self.pipeline = Pipeline(out / datetime.now(UTC).strftime("%Y%m%d-%H%M%S-%f"), quiet, verbose, sites)
+        self.pipeline = Pipeline(out / datetime.now(UTC).strftime("%Y%m%d-%H%M%S-%f"), sites)
         self._plan = self.pipeline.path("plan.toml")
-        self._verbose = verbose
+        self._verbose = asked().verbose and not asked().as_json
 
     def run(self, algorithm: str, as_printed: bool) -> dict[str, Any]:
         """The whole pipeline; the result is the JSON of `privfair demo --json`."""
@@ -435,10 +435,7 @@ class Demo:
     show_default=True,
     help="Folder for everything the demo writes; a new subfolder each time.",
 )
-@click.option("-v", "--verbose", is_flag=True, help="Show every command, and all it prints.")
-@threads_option
-@json_option
-def demo_command(algorithm: str, engine: str, as_printed: bool, out: Path, verbose: bool, as_json: bool) -> None:
+def demo_command(algorithm: str, engine: str, as_printed: bool, out: Path) -> None:
     """Calibrate, sign, train, and look at what came of it, on real data.
 
     Each step is a privfair command; all of them stand in commands.sh, with what they printed in log.txt, so that
@@ -449,8 +446,8 @@ def demo_command(algorithm: str, engine: str, as_printed: bool, out: Path, verbo
         raise click.UsageError("--as-printed goes with --algorithm steffle: only its paper prints a sigma to use")
     if engine != ONE_PROCESS and _DATA not in PLANS[algorithm]:
         raise click.UsageError(f"--engine {engine} goes with an algorithm of three silos, not with {algorithm}")
-    result = Demo(out, as_json, verbose and not as_json, engine).run(algorithm, as_printed)
-    if as_json:
+    result = Demo(out, engine).run(algorithm, as_printed)
+    if asked().as_json:
         print_json(result)
     if not as_printed:
         leave_if_refuted(result["audit"])

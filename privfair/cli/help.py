@@ -9,6 +9,8 @@ from collections.abc import Collection, Iterable, Mapping
 
 import click
 
+from privfair.cli.options import with_global_options
+
 WIDTH = 80
 
 
@@ -96,8 +98,9 @@ def _first_sentence(command: click.Command) -> str:
 
 
 def with_our_help(command: click.Command) -> click.Command:
-    """The command, and those below it, with help that fits."""
+    """The command, and those below it, with help that fits and the global options."""
     command.context_class = _Context
+    with_global_options(command)
     if isinstance(command, click.Group):
         for one in command.commands.values():
             with_our_help(one)

@@ -20,14 +20,12 @@ from privfair.cli.options import (
     FILE,
     FOLDER,
     anchor_option,
+    asked,
+    budget_option,
     folder_trust_options,
-    json_option,
-    manifest_option,
     required_trust_options,
     resume_option,
-    show_values_option,
     steps_option,
-    threads_option,
     threshold_options,
 )
 from privfair.cli.output import number_text, print_json, print_wrapped, progress_bar, table_lines
@@ -111,7 +109,7 @@ A manifest is used once. An interrupted run goes on with --resume.
 
 @click.command("train", epilog=_TRAIN_EXAMPLE, short_help="train under a signed budget")
 @click.argument("plan", type=FILE)
-@manifest_option
+@budget_option
 @required_trust_options
 @click.option(
     "--ledger",
@@ -136,14 +134,9 @@ A manifest is used once. An interrupted run goes on with --resume.
 @click.option("--out", type=FOLDER, required=True, help="Folder for the run.")
 @resume_option
 @threshold_options
-@threads_option
-@click.option("--quiet", is_flag=True, help="No progress display.")
-@show_values_option
-@click.option("-v", "--verbose", is_flag=True, help="Show rates by group and every line of what is not protected.")
-@json_option
 def train_command(
     plan: Path,
-    manifest: Path,
+    budget: Path,
     trust_path: Path,
     root: Path | None,
     ledger: str | None,
@@ -156,9 +149,6 @@ def train_command(
     threshold: float | None,
     target_gap: float | None,
     target_rate: float | None,
-    quiet: bool,
-    verbose: bool,
-    as_json: bool,
 ) -> None:
     """Train the plan in a TOML file under a signed budget; everything about the run goes into --out.
 
@@ -178,18 +168,18 @@ def train_command(
         raise click.UsageError("with --guards the ledgers are the guards' own; drop --ledger and --anchor")
     elif rule != ThresholdRule():
         raise click.UsageError("with --guards no record is held out here; choose the threshold when predicting")
-    with progress_bar("reading and checking budget, plan and files", shown=not quiet):
+    with progress_bar("reading and checking budget, plan and files"):
         trust = TrustInForce(trust_path, root)
         if guards_path is None:
-            prepared = prepare(plan, manifest, trust)
-            budget = prepared.document
+            prepared = prepare(plan, budget, trust)
+            document = prepared.document
         else:
-            signed = read_signed_plan(plan, read_named(manifest, "--manifest"), trust.file)
-            budget = signed.document
-    promise = promise_of(budget)
-    prices = EpsilonSoFar(budget)
+            signed = read_signed_plan(plan, read_named(budget, "--budget"), trust.file)
+            document = signed.document
+    promise = promise_of(document)
+    prices = EpsilonSoFar(document)
     try:
-        with _display(prices, promise.text, quiet) as show:
+        with _display(prices, promise.text) as show:
             if guards_path is None:
                 assert ledger is not None
                 result = execute(prepared, out, ledger, anchor, resume, show, trust, threshold=rule)
@@ -198,18 +188,18 @@ def train_command(
     except KeyboardInterrupt:
         click.echo(f"privfair: interrupted; the run in {out} goes on with the same command and --resume", err=True)
         sys.exit(130)
-    document = result.to_json()
-    document["epsilon_spent"] = None if promise.nothing else prices.after(document["rounds_charged"])
-    if as_json:
-        print_json(document)
+    answer = result.to_json()
+    answer["epsilon_spent"] = None if promise.nothing else prices.after(answer["rounds_charged"])
+    if asked().as_json:
+        print_json(answer)
     else:
-        _show(result, document, verbose)
+        _show(result, answer)
 
 
 @contextmanager
-def _display(prices: EpsilonSoFar, promise: str, quiet: bool) -> Iterator[Callable[[Progress], None] | None]:
+def _display(prices: EpsilonSoFar, promise: str) -> Iterator[Callable[[Progress], None] | None]:
     """A bar on standard error: steps, epsilon spent so far, and the last metrics."""
-    if quiet:
+    if asked().quiet:
         yield None
         return
 
@@ -286,11 +276,11 @@ def group_lines(measured: dict[str, Any]) -> list[str]:
     return [f"  {line}" for line in table_lines(rows)]
 
 
-def _show(result: TrainingResult, document: dict[str, Any], verbose: bool) -> None:
+def _show(result: TrainingResult, document: dict[str, Any]) -> None:
     spent, decision = document["epsilon_spent"], document["decision"]
     protected, not_protected = result.protection.lines()
     print_wrapped(protected)
-    if verbose:
+    if asked().verbose:
         print_wrapped("NOT protected:", *(f"  - {text}" for text in document["not_protected"]), indent="    ")
     else:
         print_wrapped(not_protected)
@@ -310,7 +300,7 @@ def _show(result: TrainingResult, document: dict[str, Any], verbose: bool) -> No
                 "learning-rate or epsilon in the plan.",
                 indent="       ",
             )
-        if verbose:
+        if asked().verbose:
             print_wrapped(*group_lines(measured))
     if decision["not_reached"] is not None:
         print_wrapped(f"WARNING  {decision['not_reached']}; the threshold stays at {decision['threshold']:g}")
@@ -344,8 +334,6 @@ The file needs the feature columns of the training files; class and sensitive at
     "--target-rate", type=float, metavar="R", help="Predict the positive class for this share of the file's records."
 )
 @folder_trust_options
-@show_values_option
-@json_option
 def predict_command(
     run: Path,
     input_path: Path,
@@ -357,7 +345,6 @@ def predict_command(
     trust_path: Path | None,
     root: Path | None,
     trust_code: bool,
-    as_json: bool,
 ) -> None:
     """Apply the model in RUN to every record of a file: its class, and the probability of each class.
 
@@ -373,7 +360,7 @@ def predict_command(
     if len(counts) == 1 and len(found.predicted) > 1:
         alike = f"all {len(found.predicted)} records get {found.predicted[0]!r}"
         warning = f"{alike}; privfair frontier RUN shows other thresholds"
-    if as_json:
+    if asked().as_json:
         answer = {"predictions": str(out), "records": len(found.predicted), "classes": dict(counts)}
         remark = {} if found.remark is None else {"remark": found.remark}
         print_json({**answer, "threshold": found.threshold, "notes": list(found.notes), "warning": warning, **remark})

@@ -19,7 +19,7 @@ from calibrate.theorems.catalogue import judge_all, read_theorems, theorem_named
 from calibrate.theorems.theorem import Direction, EpsilonComparison, Outcome, Theorem, Verdict
 from calibrate.tries import RandomTries
 from privfair.cli.help import Subcommands
-from privfair.cli.options import json_option
+from privfair.cli.options import asked
 from privfair.cli.output import epsilon_text, print_json, print_rich
 from privfair.plan.own_code import UserFunction
 
@@ -109,7 +109,6 @@ _SAMPLINGS = (
     metavar="ETA",
     help="Shape of the number of tries' truncated negative binomial law; 1 is the geometric law.",
 )
-@json_option
 def account_command(
     multipliers: tuple[float, ...],
     sampling: str,
@@ -125,26 +124,25 @@ def account_command(
     accountant: str,
     tries: float | None,
     tries_shape: float,
-    as_json: bool,
 ) -> None:
     """Price given noise: a certified interval [lower, upper] for epsilon at the given delta."""
     open_unit("--delta", delta)
     try:
         drawn = (sampling_rate, sampling, relation, batch, batches, None, batch_limit, most_units, bands)
-        asked = noisy_rounds(multipliers, rounds, *drawn)
+        rounds_given = noisy_rounds(multipliers, rounds, *drawn)
     except InvalidInput as bad:
         raise InvalidInput(f"--{bad.argument.replace('_', '-')}", bad.value, bad.rule, bad.remedy) from None
     if accountant == "all":
-        _print_all(asked, delta, as_json)
+        _print_all(rounds_given, delta)
         return
     if tries is None:
-        interval, name = price(asked, delta, accountant)
+        interval, name = price(rounds_given, delta, accountant)
     else:
         interval, name = (
-            price_search(asked.published, asked.unit, delta, RandomTries.with_mean(tries, tries_shape)),
+            price_search(rounds_given.published, rounds_given.unit, delta, RandomTries.with_mean(tries, tries_shape)),
             "renyi",
         )
-    if as_json:
+    if asked().as_json:
         print_json({"epsilon": {"lower": interval.lower, "upper": interval.upper}, "accountant": name})
     else:
         print_rich(
@@ -152,23 +150,23 @@ def account_command(
         )
 
 
-def _print_all(asked: NoisyRounds, delta: float, as_json: bool) -> None:
+def _print_all(rounds_given: NoisyRounds, delta: float) -> None:
 
     answers: dict[str, EpsilonInterval | str] = {}
     for name in AccountantName:
         try:
-            answers[name.value] = price(asked, delta, name)[0]
+            answers[name.value] = price(rounds_given, delta, name)[0]
         except (UnsupportedCombination, NotCertified) as no:
             answers[name.value] = str(no)
     if all(isinstance(answer, str) for answer in answers.values()):
-        price(asked, delta)  # raises the reason with its remedy
+        price(rounds_given, delta)  # raises the reason with its remedy
     rows = [
         {"accountant": name, "refused": answer}
         if isinstance(answer, str)
         else {"accountant": name, "epsilon": {"lower": answer.lower, "upper": answer.upper}}
         for name, answer in answers.items()
     ]
-    if as_json:
+    if asked().as_json:
         print_json(rows)
         return
     table = Table("accountant", "epsilon", title=f"epsilon at delta = {delta:g}")
@@ -187,10 +185,8 @@ _COLOURS = {"holds": "green", "fails": "red", "undecided": "yellow", "not applic
     invoke_without_command=True,
     short_help="which published privacy theorems hold, computed",
 )
-@click.option("-v", "--verbose", is_flag=True, help="Print the reason for each verdict below the table.")
-@json_option
 @click.pass_context
-def theorems_command(ctx: click.Context, verbose: bool, as_json: bool) -> None:
+def theorems_command(ctx: click.Context) -> None:
     """Judge the privacy claims of four papers, or of your own, by computation.
 
     \b
@@ -202,25 +198,19 @@ def theorems_command(ctx: click.Context, verbose: bool, as_json: bool) -> None:
     theorems show ID                its formula, conditions and parameters
     """
     if ctx.invoked_subcommand is None:
-        _list(as_json, verbose)
-    else:
-        ctx.obj = as_json
+        _list()
 
 
 @theorems_command.command("list")
-@json_option
-@click.pass_obj
-def list_all(from_group: bool, as_json: bool) -> None:
+def list_all() -> None:
     """Every claim at its paper's own setting."""
-    _list(as_json or bool(from_group))
+    _list()
 
 
 @theorems_command.command("check")
 @click.argument("id", metavar="ID|FILE.py")
 @click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="Change a parameter of the claim.")
-@json_option
-@click.pass_obj
-def check(from_group: bool, id: str, settings: tuple[str, ...], as_json: bool) -> None:
+def check(id: str, settings: tuple[str, ...]) -> None:
     """One claim at its paper's setting, changed where --set says so.
 
     FILE.py is a Python file of your own that defines THEOREMS, a tuple of calibrate.theorems.theorem.Theorem; it is
@@ -232,11 +222,11 @@ def check(from_group: bool, id: str, settings: tuple[str, ...], as_json: bool) -
       privfair theorems check my_paper.py
     """
     if id.endswith(".py"):
-        _check_file(Path(id), _settings(settings), as_json or bool(from_group))
+        _check_file(Path(id), _settings(settings))
         return
     theorem = theorem_named(id)
     verdict = theorem.judge(_settings(settings))
-    if as_json or from_group:
+    if asked().as_json:
         print_json(verdict.to_json())
     else:
         _show_verdict(theorem, verdict)
@@ -244,13 +234,11 @@ def check(from_group: bool, id: str, settings: tuple[str, ...], as_json: bool) -
 
 @theorems_command.command("why")
 @click.argument("id")
-@json_option
-@click.pass_obj
-def why(from_group: bool, id: str, as_json: bool) -> None:
+def why(id: str) -> None:
     """The reason for one verdict at its paper's setting, for all settings, and what was misprinted."""
     theorem = theorem_named(id)
     verdict = theorem.judge()
-    if as_json or from_group:
+    if asked().as_json:
         keys = ("id", "verdict", "why", "as_quantified", "why_as_quantified", "counterexample", "misprint")
         print_json({key: value for key, value in verdict.to_json().items() if key in keys})
     else:
@@ -259,9 +247,7 @@ def why(from_group: bool, id: str, as_json: bool) -> None:
 
 @theorems_command.command("show")
 @click.argument("id")
-@json_option
-@click.pass_obj
-def show(from_group: bool, id: str, as_json: bool) -> None:
+def show(id: str) -> None:
     """A claim's printed formula, its source, and the parameters that --set can change."""
     theorem = theorem_named(id)
     parameters = [
@@ -273,7 +259,7 @@ def show(from_group: bool, id: str, as_json: bool) -> None:
         }
         for parameter in theorem.parameters
     ]
-    if as_json or from_group:
+    if asked().as_json:
         print_json(
             {
                 "id": theorem.id,
@@ -291,7 +277,7 @@ def show(from_group: bool, id: str, as_json: bool) -> None:
     print_rich(f"[bold]{theorem.id}[/bold]  {theorem.place}", theorem.citation, f"printed: {theorem.formula}", table)
 
 
-def _check_file(path: Path, settings: dict[str, object], as_json: bool) -> None:
+def _check_file(path: Path, settings: dict[str, object]) -> None:
 
     code = UserFunction.read("theorems check", path.parent, path.name, "THEOREMS", None, "my_paper.py")
     theorems = read_theorems(None, getattr(code.run(), "THEOREMS", None))
@@ -308,7 +294,7 @@ def _check_file(path: Path, settings: dict[str, object], as_json: bool) -> None:
         given = {name: value for name, value in settings.items() if name in own or name.replace("-", "_") in own}
         with code.running(f"when {theorem.id} is judged"):
             judged.append((theorem, theorem.judge(given)))
-    if as_json:
+    if asked().as_json:
         print_json([{"place": theorem.place} | verdict.to_json() for theorem, verdict in judged])
         return
     for theorem, verdict in judged:
@@ -328,10 +314,10 @@ def _settings(settings: tuple[str, ...]) -> dict[str, object]:
     return given
 
 
-def _list(as_json: bool, reasons: bool = False) -> None:
+def _list() -> None:
 
     judged = judge_all()
-    if as_json:
+    if asked().as_json:
         print_json([{"place": theorem.place} | verdict.to_json() for theorem, verdict in judged])
         return
 
@@ -358,7 +344,7 @@ def _list(as_json: bool, reasons: bool = False) -> None:
         "*: a misprint, `theorems why ID` says which.",
         f"[bold]{len(judged)} claims: {said} at the paper's setting; {failing} fail as quantified.[/bold]",
     ]
-    if reasons:
+    if asked().verbose:
         lines += [f"{theorem.id}: {verdict.finding.why}." for theorem, verdict in judged]
     print_rich(*lines, "Why: `theorems why ID`. Other settings: `theorems check ID --set name=value`.")
 

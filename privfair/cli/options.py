@@ -1,8 +1,10 @@
-"""Options that several commands have, each declared once."""
+"""Options that several commands have, each declared once; those that every command has are global."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import copy
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +13,81 @@ import click
 FILE = click.Path(path_type=Path, dir_okay=False)
 FOLDER = click.Path(path_type=Path, file_okay=False)
 
+
+@dataclass
+class Invocation:
+    """What the global options of one invocation ask for."""
+
+    as_json: bool = False
+    verbose: bool = False
+    quiet: bool = False
+    show_values: bool = False
+    config: Path | None = None
+
+
+def asked() -> Invocation:
+    """What this invocation asks for; one command that runs another has answers of its own."""
+    context = click.get_current_context(silent=True)
+    return Invocation() if context is None else context.meta.setdefault(__name__, Invocation())
+
+
 VALUES_WANTED = {"now": False}
 """Whether this invocation was asked to show the cell that a file is refused for; `privfair.cli.main` sets it back."""
+
+
+def _remember(context: click.Context, option: click.Parameter, value: Any) -> Any:
+    """Keep what a global option says; a command below a group may repeat or leave out what the group was told."""
+    said, name = context.meta.setdefault(__name__, Invocation()), option.name or ""
+    if value:
+        setattr(said, name, value)
+        VALUES_WANTED["now"] |= name == "show_values"
+    return getattr(said, name)
+
+
+def _global(*names: str, help: str, **more: Any) -> click.Option:
+    keep: dict[str, Any] = {"callback": _remember, "is_eager": True, "expose_value": False, "hidden": True}
+    return click.Option(names, help=help, **keep | more)
+
+
+GLOBAL_OPTIONS = (
+    _global("--json", "as_json", is_flag=True, help="JSON on standard output and nothing else there."),
+    _global("-v", "--verbose", is_flag=True, help="Show more: reasons, assumptions, every command that was run."),
+    _global("-q", "--quiet", is_flag=True, help="No progress display."),
+    _global(
+        *("--threads",),
+        type=click.IntRange(1, 1024),
+        callback=None,
+        help="Number of processor threads; one unless given, because more slow small models down.",
+    ),
+    _global(
+        "--show-values",
+        is_flag=True,
+        help="Show the cell that a file is refused for, to you at the terminal; nothing is shown where output is kept.",
+    ),
+    _global("--config", type=FILE, help="Your configuration: whom you trust, and your ledger and key."),
+)
+"""What every command takes, before and after its own options; `--help` of the whole names them once."""
+
+
+def with_global_options(command: click.Command) -> None:
+    """Let the command take the global options, those that it does not have itself."""
+    own = {name for param in command.params for name in param.opts}
+    command.params += [option for option in GLOBAL_OPTIONS if own.isdisjoint(option.opts)]
+
+
+class Renamed(click.Option):
+    """An option whose later names are former spellings: they are taken, and not shown."""
+
+    def _named_once(self) -> click.Option:
+        shown = copy(self)
+        shown.opts = self.opts[:1]
+        return shown
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        return click.Option.get_help_record(self._named_once(), ctx)
+
+    def get_error_hint(self, ctx: click.Context | None) -> str:
+        return f"'{self.opts[0]}'"
 
 
 def options(*decorators: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -33,26 +108,10 @@ ledger_option = click.option(
     metavar="[SILO=]PATH|ID",
     help="The one ledger in which the manifest may be claimed, by its path or id; once per silo with SILO=.",
 )
-show_values_option = click.option(
-    "--show-values",
-    is_flag=True,
-    expose_value=False,
-    callback=lambda _context, _option, wanted: VALUES_WANTED.update(now=wanted),
-    help="Show the cell that a file is refused for, to you at the terminal; nothing is shown where the output is kept.",
+json_option = click.option(
+    "--json", "as_json", is_flag=True, hidden=True, callback=_remember, help="JSON on standard output."
 )
-"""For commands that read the owner's files; `privfair.cli.main` shows the cell."""
-
-json_option = click.option("--json", "as_json", is_flag=True, help="JSON on standard output and nothing else there.")
-
-
-threads_option = click.option(
-    "--threads",
-    type=click.IntRange(1, 1024),
-    default=None,
-    expose_value=False,
-    help="Number of processor threads; one unless given, because more slow small models down.",
-)
-"""Read again by `privfair.cli.main`, before anything that computes is loaded."""
+"""For a command that is not yet written with `asked`."""
 
 steps_option = click.option(
     "--steps-per-message",
@@ -103,7 +162,13 @@ folder_trust_options = options(
 """For commands that open a run folder, which may come from anybody."""
 
 anchor_option = click.option("--anchor", type=FILE, help="Anchor file; LEDGER.anchor beside a ledger file by default.")
-manifest_option = click.option("--manifest", type=FILE, required=True, help="The signed budget for this plan.")
+budget_option = click.option(
+    *("--budget", "--manifest", "budget"),
+    cls=Renamed,
+    type=FILE,
+    required=True,
+    help="The signed budget for this plan.",
+)
 resume_option = click.option("--resume", is_flag=True, help="Go on with the interrupted run in --out.")
 audit_option = click.option("--audit", "audit_path", type=FILE, help="JSON report that `privfair audit --out` wrote.")
 

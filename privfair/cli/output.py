@@ -1,4 +1,4 @@
-"""What every command shares: the --json flag, and printing either JSON or rich text."""
+"""What every command prints with: JSON where it is asked for, else text at 80 columns, and progress."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+from privfair.cli.options import asked
 from privfair.data.read import watch_reading
 
 Item = TypeVar("Item")
@@ -22,6 +23,14 @@ Item = TypeVar("Item")
 def print_json(document: object) -> None:
     """Strict JSON: an unbounded epsilon becomes the string "Infinity", never a bare NaN or Infinity."""
     click.echo(json.dumps(_strict(document), indent=2, allow_nan=False, ensure_ascii=False))
+
+
+def answer(document: object, *sentences: str) -> None:
+    """The document where --json asks for it, else the sentences that say the same, at 80 columns."""
+    if asked().as_json:
+        print_json(document)
+    else:
+        print_wrapped(*sentences)
 
 
 def print_answer(document: dict[str, Any], as_json: bool, *sentences: str) -> None:
@@ -84,14 +93,14 @@ def number_text(value: float | None, digits: int = 3) -> str:
 
 
 @contextmanager
-def progress_bar(label: str, shown: bool = True) -> Iterator[Callable[[int, int | None], None]]:
+def progress_bar(label: str) -> Iterator[Callable[[int, int | None], None]]:
     """A bar on standard error with the time left: call what it gives with what is done, and how much there is.
 
     Files that are read meanwhile take the bar over, each with its share. Where nobody looks (a pipe, --json into a
     file) there is no bar.
     """
     console = Console(stderr=True)
-    if not shown or not console.is_terminal:
+    if asked().quiet or not console.is_terminal:
         yield lambda done, total: None
         return
 

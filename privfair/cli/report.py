@@ -12,7 +12,7 @@ from audit.report.exports import CardFacts, RegistryFacts, as_yaml, model_card, 
 from audit.report.page import empty_model, protection_lines, read_audit, render, report_content
 from calibrate.errors import InvalidInput
 from privfair.cli.keys import read_trust_file
-from privfair.cli.options import FILE, FOLDER, audit_option, json_option, options, threshold_options, trust_options
+from privfair.cli.options import FILE, FOLDER, asked, audit_option, options, threshold_options, trust_options
 from privfair.cli.output import number_text, print_json, print_wrapped, table_lines
 from privfair.cli.plots import plot_frontier
 from privfair.durable import write_named
@@ -26,9 +26,8 @@ from privfair.run.metrics import AS_IT_IS, ThresholdRule, decide, read_frontier,
 @click.option("--out", type=FILE, required=True, help="HTML file to write.")
 @audit_option
 @trust_options
-@json_option
 def report_command(
-    run: Path | None, out: Path, audit_path: Path | None, trust_path: Path | None, root: Path | None, as_json: bool
+    run: Path | None, out: Path, audit_path: Path | None, trust_path: Path | None, root: Path | None
 ) -> None:
     """Write a self-contained HTML page: verdict, promise, figures, what is not protected, evidence.
 
@@ -48,7 +47,7 @@ def report_command(
     checked = run is None or trust is not None
     protection = [] if content.manifest is None else list(protection_lines(content.manifest.document))
     warning = empty_model(content)
-    if as_json:
+    if asked().as_json:
         facts = {"signatures_checked": None if run is None else trust is not None, "warning": warning}
         print_json({"report": str(out), **facts, "protection": protection})
         return
@@ -63,7 +62,6 @@ run_options = options(
     click.option("--out", type=FILE, help="File to write; standard output without it."),
     audit_option,
     trust_options,
-    json_option,
 )
 
 
@@ -92,7 +90,6 @@ def card_command(
     audit_path: Path | None,
     trust_path: Path | None,
     root: Path | None,
-    as_json: bool,
     name: str | None,
     license: str | None,
     with_metrics: bool,
@@ -108,7 +105,7 @@ def card_command(
     audit = None if audit_path is None else read_audit(audit_path)
     facts = CardFacts(name or run.resolve().name, license, with_metrics)
     text = model_card(report_content(run, audit, trust), facts)
-    write_or_print(text, out, {"card": text} if as_json else None)
+    write_or_print(text, out, {"card": text} if asked().as_json else None)
 
 
 _SECTORS = ("Technology", "Healthcare", "Education", "Government", "Energy", "Finance")
@@ -131,7 +128,6 @@ def registry_command(
     audit_path: Path | None,
     trust_path: Path | None,
     root: Path | None,
-    as_json: bool,
     name: str | None,
     curators: tuple[str, ...],
     region: str,
@@ -157,7 +153,7 @@ def registry_command(
     day = (datetime.now(UTC) if published is None else published).date()
     facts = RegistryFacts(name or run.resolve().name, curators, region, authors, day, intended_use, sector)
     entry = registry_entry(content, facts)
-    write_or_print(as_yaml(entry), out, {"entry": entry} if as_json else None)
+    write_or_print(as_yaml(entry), out, {"entry": entry} if asked().as_json else None)
 
 
 _SHOWN = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
@@ -167,14 +163,12 @@ _SHOWN = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 @click.argument("runs", type=FOLDER, nargs=-1, required=True, metavar="RUN..")
 @click.option("--plot", type=FILE, help="Write a figure (.png, .svg or .pdf).")
 @threshold_options
-@json_option
 def frontier_command(
     runs: tuple[Path, ...],
     plot: Path | None,
     threshold: float | None,
     target_gap: float | None,
     target_rate: float | None,
-    as_json: bool,
 ) -> None:
     """Show what each threshold does on the held-out records, and choose the one that predictions use.
 
@@ -197,7 +191,7 @@ def frontier_command(
             folder.write_json(folder.decision, decisions[-1])
     if plot is not None:
         plot_frontier({str(run): frontier for run, frontier in zip(runs, found, strict=True)}, plot)
-    if as_json:
+    if asked().as_json:
         documents = [{"run": str(run), **frontier} for run, frontier in zip(runs, found, strict=True)]
         print_json({"private": False, "runs": documents, "decisions": decisions, "plot": plot and str(plot)})
         return

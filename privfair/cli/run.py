@@ -22,7 +22,7 @@ from privfair.algorithms.registry import recipe_named
 from privfair.api.draft import Unprotected, draft
 from privfair.cli import INTERRUPTED, cli
 from privfair.cli.model import quality_lines
-from privfair.cli.options import FILE, FOLDER, json_option, threads_option, threshold_options
+from privfair.cli.options import FILE, FOLDER, asked, threshold_options
 from privfair.cli.output import checks_text, print_json, print_wrapped, progress_bar
 from privfair.data.encode import codes
 from privfair.data.infer import recognise
@@ -38,8 +38,7 @@ T = TypeVar("T")
 
 @click.command("check", short_help="all mistakes in a plan, its schema and its files, at once")
 @click.argument("plan", type=FILE)
-@json_option
-def check_command(plan: Path, as_json: bool) -> None:
+def check_command(plan: Path) -> None:
     """Read PLAN, its schema and its files, and list everything that is wrong; nothing is signed or spent.
 
     Exit code 1 if something is wrong. If nothing is, what would be protected and how much noise it takes.
@@ -52,7 +51,7 @@ def check_command(plan: Path, as_json: bool) -> None:
             _check_parts(file, found)
             if not found.sentences:
                 budget = found.run(lambda: _calibrate(file))
-    if as_json:
+    if asked().as_json:
         print_json({"plan": str(plan), "ok": not found.sentences, "mistakes": found.sentences})
     elif found.sentences:
         print_wrapped(*(f"- {sentence}" for sentence in found.sentences))
@@ -144,18 +143,18 @@ def leave_if_refuted(verdict: dict[str, Any]) -> None:
 
 
 class Pipeline:
-    """Runs commands in one folder and keeps their words. `quiet` shows nothing, `verbose` everything.
+    """Runs commands in one folder and keeps their words; --json shows nothing of them, --verbose everything.
 
     `sites` are the parties of a run over guards, each with a file and a ledger of its own; none for one process.
     """
 
-    def __init__(self, folder: Path, quiet: bool, verbose: bool, sites: tuple[str, ...] = ()) -> None:
+    def __init__(self, folder: Path, sites: tuple[str, ...] = ()) -> None:
         self.folder = folder
         self.sites = sites
         if folder.exists():
             raise click.UsageError(f"{folder} exists; name a new folder with --out, or leave --out out")
         folder.mkdir(parents=True)
-        self._quiet, self._verbose = quiet, verbose
+        self._quiet, self._verbose = asked().as_json, asked().verbose and not asked().as_json
         self._log, self._commands = folder / "log.txt", folder / "commands.sh"
         self._commands.write_text("#!/bin/sh\n# What was run, one command after the other.\n", encoding="utf-8")
 
@@ -309,9 +308,6 @@ _SELF_SIGNED = (
     "--reruns", type=click.IntRange(min=0), default=DEFAULTS.reruns, show_default=True, help="Number of reruns."
 )
 @threshold_options
-@threads_option
-@click.option("-v", "--verbose", is_flag=True, help="Show every command, and all it prints.")
-@json_option
 def run_command(
     plan: Path,
     out: Path | None,
@@ -319,8 +315,6 @@ def run_command(
     threshold: float | None,
     target_gap: float | None,
     target_rate: float | None,
-    verbose: bool,
-    as_json: bool,
 ) -> None:
     """Take PLAN from noise to report in one go, under a budget that you sign yourself.
 
@@ -333,7 +327,7 @@ def run_command(
     """
     _refuse_search(plan)
     folder = out or _free(plan)
-    pipeline = Pipeline(folder, as_json, verbose and not as_json)
+    pipeline = Pipeline(folder)
     pipeline.say("A budget for this plan, signed with a key of one's own")
     budget = pipeline.sign(plan, "--why", "trial run, self-signed")
     pipeline.tell(f"calibrated  {budget['algorithm']}: epsilon {budget['epsilon']:g} at delta {budget['delta']:g}")
@@ -353,7 +347,7 @@ def run_command(
         "report": str(report),
         "folder": str(folder),
     }
-    if as_json:
+    if asked().as_json:
         print_json(result)
     else:
         _conclude(pipeline, trained, verdict, report)

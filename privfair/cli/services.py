@@ -14,11 +14,10 @@ from privfair.cli.options import (
     FILE,
     FOLDER,
     anchor_option,
+    budget_option,
     json_option,
-    manifest_option,
     required_trust_options,
     resume_option,
-    show_values_option,
     steps_option,
     trust_options,
 )
@@ -78,7 +77,7 @@ def guard_command() -> None:
     help="The silo's own records; for a party that collects several silos' records, one per silo.",
 )
 @click.option("--plan", type=FILE, help="The signed plan; plan.toml beside the manifest unless given.")
-@manifest_option
+@budget_option
 @required_trust_options
 @click.option("--ledger", required=True, metavar="LEDGER", help="This silo's own ledger: file or PostgreSQL URL.")
 @anchor_option
@@ -103,13 +102,12 @@ def guard_command() -> None:
     show_default=True,
     help="Seconds for a frame to arrive, and for an answer to be read.",
 )
-@show_values_option
 @json_option
 def guard_serve(
     party: str,
     files: tuple[str, ...],
     plan: Path | None,
-    manifest: Path,
+    budget: Path,
     trust_path: Path,
     root: Path | None,
     ledger: str,
@@ -135,8 +133,8 @@ def guard_serve(
         sites_key=None if sites_key is None else SitesKey.read(sites_key),
         deadline=deadline,
     )
-    plan_path = manifest.with_name("plan.toml") if plan is None else plan
-    run = prepare_site(plan_path, read_named(manifest, "--manifest"), trust.file, party, _by_silo(party, files))
+    plan_path = budget.with_name("plan.toml") if plan is None else plan
+    run = prepare_site(plan_path, read_named(budget, "--budget"), trust.file, party, _by_silo(party, files))
 
     def ready() -> None:
         said = f"ready: the guard of {party} answers at {socket_path}"
@@ -178,7 +176,7 @@ def federation_command() -> None:
     required=True,
     help="What carries the messages: unix sockets alone, Flower, or NVFlare's simulator, on 127.0.0.1.",
 )
-@manifest_option
+@budget_option
 @required_trust_options
 @click.option(
     "--data",
@@ -198,7 +196,7 @@ def federation_command() -> None:
 def run(
     plan: Path,
     engine: str,
-    manifest: Path,
+    budget: Path,
     trust_path: Path,
     root: Path | None,
     files: tuple[str, ...],
@@ -223,7 +221,7 @@ def run(
     for party, file in _named("--data", files):
         data[party] = (*data.get(party, ()), file)
     named = dict(_named("--ledger", ledgers))
-    trial = Trial(plan, manifest, trust_path, root, data, folder, named, steps_per_message=steps_per_message)
+    trial = Trial(plan, budget, trust_path, root, data, folder, named, steps_per_message=steps_per_message)
     with start_guards(trial) as sockets:
         click.echo(f"{len(sockets)} guards answer", err=True)
         if engine == "guards":

@@ -11,7 +11,7 @@ import click
 
 from calibrate.choose import QUESTIONS, Choice, Fair, Need, Observer, Question, choose
 from calibrate.privacy_unit import EpsilonDelta, Protected
-from privfair.cli.options import FILE, FOLDER, json_option
+from privfair.cli.options import FILE, FOLDER, asked
 from privfair.cli.output import print_json, print_wrapped
 from privfair.data.infer import ColumnRole, FileLayout, SeenFiles, look_at, schema_text, toml_value
 
@@ -25,10 +25,7 @@ _PROTECT, _FROM, _FAIR = QUESTIONS
 @click.option("--from", "observer", type=click.Choice(list(_FROM.answers)), help="From whom it must stay secret.")
 @click.option("--sites", type=click.IntRange(min=1), metavar="N", help="How many sites hold the records.")
 @click.option("--fair", type=click.Choice(list(_FAIR.answers)), help="To whom the model should be fair.")
-@json_option
-def choose_command(
-    protect: str | None, observer: str | None, sites: int | None, fair: str | None, as_json: bool
-) -> None:
+def choose_command(protect: str | None, observer: str | None, sites: int | None, fair: str | None) -> None:
     """Say what must be protected, from whom, and get algorithm, unit and reasons.
 
     What is not given as an option is asked for; with --json everything has a default.
@@ -37,9 +34,9 @@ def choose_command(
     Example:
       privfair choose --protect attribute --from coordinator --sites 3 --fair groups
     """
-    if not as_json and not sys.stdin.isatty() and None in (protect, observer, sites, fair):
+    if not asked().as_json and not sys.stdin.isatty() and None in (protect, observer, sites, fair):
         raise click.UsageError("nobody is there to be asked: give --protect, --from, --sites and --fair, or --json")
-    if not as_json:
+    if not asked().as_json:
         protect = protect or _ask(_PROTECT)
         observer = observer or _ask(_FROM)
         sites = sites or click.prompt("How many sites hold the records?", type=click.IntRange(min=1), default=1)
@@ -49,7 +46,7 @@ def choose_command(
     )
     choice = choose(need)
     protection = choice.protection()
-    if as_json:
+    if asked().as_json:
         print_json({**choice.to_json(), "adjacency": choice.privacy_unit().relation.value, **protection.to_json()})
         return
     print_wrapped(f"Algorithm: {choice.algorithm}, protecting one {choice.unit.value}.")
@@ -94,7 +91,6 @@ def _ask(question: Question) -> str:
 @click.option(
     "--out", type=FOLDER, default=Path(), help="Folder for plan.toml and schema.toml; the current one unless given."
 )
-@json_option
 def init_command(
     files: tuple[Path, ...],
     target: str,
@@ -107,7 +103,6 @@ def init_command(
     lists_are_public: bool,
     skip: tuple[str, ...],
     out: Path,
-    as_json: bool,
 ) -> None:
     """Look at FILES, one per site, and write a plan and a schema to start from.
 
@@ -147,7 +142,7 @@ def init_command(
         (place.name, text.count("FILL IN") - (1 if place == places["schema"] else 0))
         for place, text in ((places["schema"], schema), (places["plan"], plan))
     ]
-    if as_json:
+    if asked().as_json:
         columns = [{"column": c.name, "role": c.role.value, "gaps": c.gaps, "why": c.why} for c in seen.columns]
         layouts = asdict(seen.layouts)
         written = {name: str(place) for name, place in places.items()}

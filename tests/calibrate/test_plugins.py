@@ -100,7 +100,7 @@ def test_a_plug_in_never_takes_the_place_of_what_is_built_in(install: Install) -
     assert "gaussian" not in PLAN_PLUGINS.names()
     assert PLAN_PLUGINS.code("gaussian") == {}
     assert "own_pkg_b" not in sys.modules
-    listed = next(row for row in privfair("plugins", "--json").json() if row["name"] == "gaussian")
+    listed = next(row for row in privfair("--version", "-v", "--json").json()["plugins"] if row["name"] == "gaussian")
     assert listed["state"] == "not used: this name is built in"
 
 
@@ -122,7 +122,9 @@ def test_a_broken_plug_in_is_one_sentence(install: Install, source: str, words: 
     assert len(outcome.err.strip().splitlines()) == 1, outcome.err
     assert words in outcome.err
     assert "own_pkg_c 1.0" in outcome.err
-    listed = next(row for row in privfair("plugins", "--json").json() if row["name"] == "broken-method")
+    listed = next(
+        row for row in privfair("--version", "-v", "--json").json()["plugins"] if row["name"] == "broken-method"
+    )
     assert words in listed["state"]
     helped = privfair("calibrate", "--help")
     assert helped.code == 0

@@ -157,7 +157,7 @@ def test_the_demo_over_guards_names_its_parties_receipts(tmp_path: Path) -> None
 def test_the_demo_over_an_engine_has_few_rounds(engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Engines take seconds per message: sixty rounds would take minutes."""
     monkeypatch.setattr("privfair.cli.demo._write_sites", lambda plan, folder: {"north": 7500})
-    plan = Demo(tmp_path, quiet=True, verbose=False, engine=engine)._at_sites(PLANS["steffle"])
+    plan = Demo(tmp_path, engine=engine)._at_sites(PLANS["steffle"])
     assert "rounds = 20\n" in plan
     assert "rounds = 60\n" not in plan
     assert "north = 7500" in plan

@@ -35,7 +35,7 @@ def contexts() -> list[click.Context]:
 
 
 def test_help_fits_80_columns_and_is_never_cut_off(contexts: list[click.Context]) -> None:
-    assert len(contexts) > 60
+    assert len(contexts) > 55
     for context in contexts:
         for line in context.get_help().splitlines():
             assert len(line) <= 80, (context.command_path, line)
@@ -49,8 +49,8 @@ def test_every_command_answers_in_json_and_every_option_says_what_it_is_for(cont
         options = [one for one in context.command.params if isinstance(one, click.Option)]
         for one in options:
             assert (one.help or "").rstrip().endswith("."), (context.command_path, one.name)
-        if not isinstance(context.command, click.Group):
-            assert any("--json" in one.opts for one in options), context.command_path
+        given = {name for one in options for name in one.opts}
+        assert {"--json", "-v", "-q", "--threads", "--show-values", "--config"} <= given, context.command_path
 
 
 def test_a_long_command_is_cut_before_an_option_as_a_shell_takes_it() -> None:
@@ -68,3 +68,32 @@ def test_a_wrong_algorithm_is_answered_with_the_nearest_one() -> None:
     assert wrong.code == 2
     assert "did you mean steffle?" in wrong.err
     assert "Did you mean 'status'?" in privfair("ledger", "statsu").err
+
+
+def test_global_options_are_taken_after_every_command_and_named_once() -> None:
+    top = privfair("--help").out
+    assert "Global options: --json -v -q --threads N --show-values --config FILE --version" in top
+    assert len(top.splitlines()) <= 40
+    for words in (("theorems", "check"), ("account",), ("train",)):
+        assert not re.search("--json|--threads|--quiet|--verbose|--config", privfair(*words, "--help").out), words
+    plain = privfair("theorems", "check", "steffle.theorem-3.3")
+    assert "printed:" in plain.out
+    for words in (("theorems", "--json", "check"), ("--json", "theorems", "check"), ("theorems", "check", "--json")):
+        assert privfair(*words, "steffle.theorem-3.3").json()["id"] == "steffle.theorem-3.3"
+    assert "printed:" in privfair("theorems", "check", "steffle.theorem-3.3").out
+
+
+def test_the_version_says_with_v_what_other_packages_bring() -> None:
+    assert re.fullmatch(r"privfair, version \S+\n", privfair("--version").out)
+    assert "plug-in" in privfair("--version", "-v").out
+    assert set(privfair("--version", "--json").json()) == {"version", "plugins"}
+    assert privfair("-q").code == 2
+
+
+def test_a_former_spelling_is_taken_and_not_shown() -> None:
+    shown = privfair("train", "--help").out
+    assert "--budget" in shown
+    assert "--manifest FILE" not in shown
+    missing = privfair("train", "plan.toml").err
+    assert "'--budget'" in missing
+    assert "'--manifest'" not in missing

@@ -212,7 +212,7 @@ class TestThePluginPackage:
         assert "4 passed" in said
 
     def test_it_is_found_and_its_digest_is_signed(self, with_plugin: Environment) -> None:
-        listed = json.loads(succeed(with_plugin.run("privfair", "plugins", "--json")))
+        listed = json.loads(succeed(with_plugin.run("privfair", "--version", "-v", "--json")))["plugins"]
         assert {row["state"] for row in listed} == {"ok"}
         assert len({row["group"] for row in listed}) == 6
         shown = succeed(with_plugin.run("privfair", "manifest", "show", "budget.json"))

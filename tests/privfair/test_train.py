@@ -247,11 +247,13 @@ def test_python_names_are_the_command_lines(tmp_path: Path) -> None:
     import inspect
 
     from privfair.cli.model import train_command as command
+    from privfair.cli.options import GLOBAL_OPTIONS
 
-    flags = {option.opts[0].lstrip("-") for option in command.params}
+    flags = {name.lstrip("-") for option in command.params for name in option.opts}
     arguments = set(inspect.signature(privfair.train).parameters)
-    of_the_screen = {"json", "quiet", "v", "verbose", "show-values", "threads"}
+    of_the_screen = {name.lstrip("-") for option in GLOBAL_OPTIONS for name in option.opts}
     elsewhere = {
+        "budget",
         "guards",
         "test-file",
         "steps-per-message",
