@@ -131,7 +131,6 @@ class RunEvidence(Run):
         return cls(
             folder=folder,
             plan_path=plan_path,
-            plan_bytes=plan_path.read_bytes(),
             envelope=found.envelope,
             document=document,
             manifest_digest=found.manifest_digest,

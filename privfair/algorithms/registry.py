@@ -9,7 +9,7 @@ from calibrate.plugins import PluginGroup, Plugins
 from privfair.algorithms import dp_fedsgd, fair_plugin, fedfdp, fpfl, mmd_fedavg, pay_once, steffle
 from privfair.algorithms.baselines import averaging, central_erm, client_losses, drift, fedfair, tran
 from privfair.algorithms.recipe import Recipe
-from privfair.plan.file import nearest
+from privfair.plan.sections import nearest
 
 _PRIVATE = (steffle, pay_once, fair_plugin, fedfdp, fpfl, mmd_fedavg, dp_fedsgd)
 _BASELINES: tuple[Recipe[Any], ...] = (

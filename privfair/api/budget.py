@@ -21,7 +21,7 @@ from calibrate.plans.from_mapping import plan_from_mapping
 from calibrate.plans.plan import AlgorithmName
 from calibrate.privacy_unit import EpsilonDelta
 from privfair.ledger import Ledger, LedgerAccess
-from privfair.plan.file import plan_from_flags
+from privfair.plan.plan import plan_from_flags
 from privfair.run.public import RunPromise, promise_of
 from privfair.run.signed_budget import SignedBudget
 

@@ -17,7 +17,7 @@ from calibrate.manifest.issue import BudgetDraft
 from calibrate.manifest.mechanism import InTheClear
 from calibrate.manifest.strict_json import digest
 from calibrate.plans.from_mapping import plan_from_mapping
-from calibrate.plans.plan import Plan
+from calibrate.plans.plan import Plan as PricedPlan
 from calibrate.privacy_unit import EpsilonDelta, PrivacyUnit
 from calibrate.theorems.printed import printed_noise
 from privfair.algorithms.algorithm import Algorithm
@@ -25,7 +25,7 @@ from privfair.data.training_data import known_of_silos, load_training_data, site
 from privfair.federation.coordinator import PublicFacts
 from privfair.federation.local_party import require_declared
 from privfair.plan.data import DataPlan, SiteSource, read_data_plan
-from privfair.plan.file import PlanFile, SearchPlan, search_plan
+from privfair.plan.plan import Plan, SearchPlan, search_plan
 from privfair.plan.privacy import Parameters, Unpriced, unpromised_parameters
 from privfair.plan.training import TrainingPlan, plugin_digests, training_plan
 from privfair.run.public import build
@@ -46,7 +46,7 @@ Promise = Literal["calibrated", "as-printed"] | Unprotected
 
 
 def draft(
-    file: PlanFile, issuer: Issuer = _NO_WISHES, promise: Promise = "calibrated", target: EpsilonDelta | None = None
+    file: Plan, issuer: Issuer = _NO_WISHES, promise: Promise = "calibrated", target: EpsilonDelta | None = None
 ) -> BudgetDraft:
     """Price the plan and write the document in one step.
 
@@ -83,7 +83,7 @@ def draft(
     return drafted
 
 
-def _draft_unprotected(file: PlanFile, issuer: Issuer, why: str) -> BudgetDraft:
+def _draft_unprotected(file: Plan, issuer: Issuer, why: str) -> BudgetDraft:
     training = training_plan(file)
     rounds, parameters = training.planned_rounds, None
     if not training.recipe.baseline:
@@ -105,7 +105,7 @@ class _About:
     facts: PublicFacts | None = None
 
 
-def _about(file: PlanFile, issuer: Issuer, parameters: Parameters, unpromised: TrainingPlan | None = None) -> _About:
+def _about(file: Plan, issuer: Issuer, parameters: Parameters, unpromised: TrainingPlan | None = None) -> _About:
     bound = file.digest if file.on_file else None
     if not file.data:
         if file.training:
@@ -143,7 +143,7 @@ def _about(file: PlanFile, issuer: Issuer, parameters: Parameters, unpromised: T
 
 
 def _binding(
-    data: DataPlan, central: bool, unit: PrivacyUnit | None, plan: Plan | None, research: bool
+    data: DataPlan, central: bool, unit: PrivacyUnit | None, plan: PricedPlan | None, research: bool
 ) -> tuple[DataBinding, PublicFacts, tuple[str, ...]]:
     """What is signed of the data, the public facts about it, and what is known of it beside the noise.
 
@@ -215,7 +215,7 @@ def _require_fit(drafted: BudgetDraft, about: _About) -> BudgetDraft:
     return drafted
 
 
-def _require_tries_fit(search: SearchPlan, drafted: BudgetDraft, about: _About, plan: Plan) -> None:
+def _require_tries_fit(search: SearchPlan, drafted: BudgetDraft, about: _About, plan: PricedPlan) -> None:
     """Better refused here than by a try, once the whole search is charged."""
     if about.facts is None:
         raise InvalidInput(

@@ -9,7 +9,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from html import escape
 from pathlib import Path
@@ -44,7 +44,7 @@ from privfair.data.read import BadData, RawTable, from_arrow
 from privfair.fairness.measurement import emptiness
 from privfair.ledger import Ledger
 from privfair.ledger.terms import claimant_here
-from privfair.plan.file import PlanFile, read_plan_file
+from privfair.plan.plan import Plan as WrittenPlan
 from privfair.run.folder import RunFolder
 from privfair.run.folder_trust import FolderTrust
 from privfair.run.prediction import predict
@@ -86,18 +86,17 @@ class Asking(TypedDict, total=False):
 
 
 @final
-class Plan:
+@dataclass(frozen=True, eq=False)
+class Plan(WrittenPlan):
     """What is to be trained, on which records, under which promise: a plan file, or frames in memory.
 
     Nothing is spent by a plan. `sign` (or `request`, for somebody else's signature) makes a budget for exactly this
     plan and these records; `train` spends it, once.
     """
 
-    def __init__(self, path: Path, public: tuple[str, ...] = (), owner: object | None = None) -> None:
-        self._path = path
-        self._public = public
-        self._owner = owner
-        self._file = read_plan_file(path)
+    _public: tuple[str, ...] = field(default=(), repr=False)
+    _owner: object | None = field(default=None, repr=False)
+    """What the private folder of a plan made of frames lives as long as."""
 
     @classmethod
     def from_file(cls, path: str | Path) -> Plan:
@@ -106,7 +105,7 @@ class Plan:
         Args:
             path: of the file; data files that it names are relative to it.
         """
-        return cls(Path(path))
+        return cls.read(Path(path))
 
     @classmethod
     def from_frames(
@@ -165,7 +164,7 @@ class Plan:
         >>> import privfair as pf
         >>> frame = {"age": [20, 70] * 9, "sex": ["f", "f", "m"] * 6, "ill": ["no", "yes"] * 9}
         >>> plan = pf.Plan.from_frames(frame, target="ill", sensitive="sex", groups=["f", "m"], epsilon=1.0, delta=1e-5)
-        >>> plan.file.algorithm, plan.price().promise.text
+        >>> plan.algorithm, plan.price().promise.text
         ('pay-once', 'epsilon 1 at delta 1e-05 for one attribute')
 
         What is protected and not declared (classes, groups, bounds, categories, sizes) is read off the records, treated
@@ -203,27 +202,12 @@ class Plan:
         (folder / "schema.toml").write_text(toml_text(schema), encoding="utf-8")
         (folder / "plan.toml").write_text(toml_text(document), encoding="utf-8")
         told = (f"Treated as public, though read off the records: {', '.join(public)}.",) if public else ()
-        return cls(folder / "plan.toml", told, owner)
+        return replace(cls.read(folder / "plan.toml"), _public=told, _owner=owner)
 
     @property
     def text(self) -> str:
         """The plan as a plan file says it."""
-        return self._path.read_text("utf-8")
-
-    @property
-    def digest(self) -> str:
-        """What a budget is bound to: the SHA-256 of the plan's text."""
-        return self._file.digest
-
-    @property
-    def file(self) -> PlanFile:
-        """The parsed plan."""
-        return self._file
-
-    @property
-    def path(self) -> Path:
-        """Where the plan lies; a plan made of frames lies in a private folder that goes away with it."""
-        return self._path
+        return self.content.decode("utf-8")
 
     def price(self, **asked: Unpack[Asking]) -> PricedBudget:
         """The budget this plan needs, priced by two accountants and signed by nobody.
@@ -242,7 +226,7 @@ class Plan:
             not_protected=self._public,
         )
         with self._in_words_of_frames():
-            return PricedBudget(draft(self._file, issuer))
+            return PricedBudget(draft(self, issuer))
 
     def sign(self, key: Key, **asked: Unpack[Asking]) -> SignedBudget:
         """The budget for this plan under your own signature.
@@ -262,7 +246,7 @@ class Plan:
             asked: what `price` takes: ledger, why, valid_days.
         """
         who = claimant_here().rpartition(", process")[0] if by is None else by
-        Path(path).write_bytes(request_bytes(self.price(**asked).draft, who, self._path.read_bytes()))
+        Path(path).write_bytes(request_bytes(self.price(**asked).draft, who, self.content))
         return Path(path)
 
     def train(
@@ -307,7 +291,7 @@ class Plan:
         if ledger is None:
             Ledger.create(book).close()
         with self._in_words_of_frames():
-            prepared = prepare_run(self._path, own.envelope, trusted.file, searching=True)
+            prepared = prepare_run(self.path, own.envelope, trusted.file, searching=True)
         result = execute(prepared, place, book, anchor, resume, progress, trusted)
         if result.warning is not None:
             kind = UserWarning if emptiness(result.measured) is None else EmptyModel
@@ -316,9 +300,9 @@ class Plan:
 
     def _repr_html_(self) -> str:
         """How a notebook shows it."""
-        target = self._file.target_section
+        target = self.target_section
         return (
-            f"<b>{escape(self._file.algorithm)}</b>, epsilon {target.get('epsilon')} at delta {target.get('delta')}: "
+            f"<b>{escape(self.algorithm)}</b>, epsilon {target.get('epsilon')} at delta {target.get('delta')}: "
             f"not signed, nothing spent<pre>{escape(self.text)}</pre>"
         )
 

@@ -41,7 +41,7 @@ from privfair.cli.output import print_json, print_wrapped
 from privfair.durable import read_named, write_named
 from privfair.ledger import Ledger, LedgerAccess
 from privfair.ledger.terms import claimant_here
-from privfair.plan.file import PlanFile, read_plan_file
+from privfair.plan.plan import Plan
 
 
 @click.command("explain", short_help="a budget or an epsilon in plain words")
@@ -373,7 +373,7 @@ def request_command(
       privfair request plan.toml --why "readmission model for ward 7" --ledger ledger.db
       privfair sign request.json --key officer.pem --out budget.json      (the officer)
     """
-    draft = _draft(read_plan_file(plan), **asked)
+    draft = _draft(Plan.read(plan), **asked)
     content = request_bytes(draft, asked_by or _user(), read_named(plan, "PLAN"))
     request = read_request(content)
     write_named(out, content)
@@ -403,7 +403,7 @@ def _user() -> str:
 
 
 def _draft(
-    file: PlanFile, epsilon: float | None, delta: float | None, as_printed: bool, no_privacy: str | None, **asked: Any
+    file: Plan, epsilon: float | None, delta: float | None, as_printed: bool, no_privacy: str | None, **asked: Any
 ) -> BudgetDraft:
     from privfair.api.draft import Unprotected, draft
 

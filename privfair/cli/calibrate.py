@@ -28,14 +28,16 @@ from calibrate.plans.from_mapping import (
     plan_class,
     plan_from_mapping,
 )
-from calibrate.plans.plan import Flag, Plan, RandomizedValue
+from calibrate.plans.plan import Flag, RandomizedValue
+from calibrate.plans.plan import Plan as PricedPlan
 from calibrate.privacy_unit import EpsilonDelta
 from privfair.cli.help import Subcommands, with_our_help
 from privfair.cli.keys import ask_password
 from privfair.cli.options import FILE, asked, ledger_option, options
 from privfair.cli.output import epsilon_text, print_json, print_rich, print_wrapped, progress_bar, table_lines
 from privfair.durable import write_named
-from privfair.plan.file import PlanFile, nearest, plan_from_flags, read_plan_file, search_plan
+from privfair.plan.plan import Plan, plan_from_flags, search_plan
+from privfair.plan.sections import nearest
 
 if TYPE_CHECKING:
     from calibrate.budget import CertifiedBudget
@@ -47,12 +49,12 @@ def algorithm_names() -> tuple[str, ...]:
     return (*(algorithm.value for algorithm in PLANS), *PLAN_PLUGINS.names())
 
 
-def plan_of(name: str) -> type[Plan]:
+def plan_of(name: str) -> type[PricedPlan]:
     """The plan class behind a subcommand."""
     return plan_class(algorithm_named(name))
 
 
-def parameter_flags(plan: type[Plan]) -> tuple[Callable[[Callable[..., Any]], Callable[..., Any]], ...]:
+def parameter_flags(plan: type[PricedPlan]) -> tuple[Callable[[Callable[..., Any]], Callable[..., Any]], ...]:
     """One click option for each field of a plan. What a value must satisfy is the plan's to say; nothing given is None,
     so that the plan's own default holds."""
     hints = get_type_hints(plan, include_extras=True)
@@ -120,13 +122,13 @@ def baseline_command(path: Path, algorithm: str) -> click.Command:
                 f"{algorithm} has no private variant; say so: "
                 f'privfair calibrate {path} --no-privacy "why" --out budget.json --key officer.pem'
             )
-        no_privacy_manifest(read_plan_file(path), reason, manifest)
+        no_privacy_manifest(Plan.read(path), reason, manifest)
 
     return run
 
 
 def _draft(
-    file: PlanFile, manifest: dict[str, Any], promise: Promise = "calibrated", target: EpsilonDelta | None = None
+    file: Plan, manifest: dict[str, Any], promise: Promise = "calibrated", target: EpsilonDelta | None = None
 ) -> BudgetDraft:
     """The budget of a plan, as the flags of the manifest describe it; loads the engine."""
     from privfair.api.draft import draft
@@ -141,7 +143,7 @@ def _sign(drafted: BudgetDraft, manifest: dict[str, Any]) -> str:
     return str(manifest["out"])
 
 
-def no_privacy_manifest(file: PlanFile, reason: str, manifest: dict[str, Any]) -> None:
+def no_privacy_manifest(file: Plan, reason: str, manifest: dict[str, Any]) -> None:
     """Sign a manifest that promises nothing."""
     from privfair.api.draft import Unprotected
 
@@ -151,13 +153,12 @@ def no_privacy_manifest(file: PlanFile, reason: str, manifest: dict[str, Any]) -
     _unpromised_show(drafted.document, manifest, f"NO PRIVACY PROMISED: {reason}", {})
 
 
-def as_printed_manifest(file: PlanFile, target: EpsilonDelta, manifest: dict[str, Any]) -> None:
+def as_printed_manifest(file: Plan, target: EpsilonDelta, manifest: dict[str, Any]) -> None:
     """Sign a paper's own noise with its claimed and its true epsilon."""
     _require_output(manifest, "--as-printed")
     drafted = _draft(file, manifest, "as-printed", target)
     _sign(drafted, manifest)
-    document = drafted.document
-    guarantee = document.guarantee
+    document, guarantee = drafted.document, drafted.document.guarantee
     assert isinstance(guarantee, AsPrintedGuarantee)
     true = "no finite epsilon" if guarantee.epsilon is None else f"epsilon {guarantee.epsilon:.6g}"
     text = f"AS PRINTED: {guarantee.claim} claims epsilon {target.epsilon:g}; the true cost is {true}"
@@ -268,7 +269,7 @@ class _Algorithms(Subcommands):
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         if name.endswith(".toml"):
-            named = read_plan_file(Path(name)).algorithm
+            named = Plan.read(Path(name)).algorithm
             if named in algorithm_names():
                 return with_our_help(_subcommand(named, Path(name)))
             from privfair.algorithms.registry import recipe_named
@@ -391,7 +392,7 @@ def _refuse_contradictions(
         raise click.UsageError("--silo, --ledger and --why describe a manifest; give --out and --key as well")
 
 
-def _solve_other(file: PlanFile, target: EpsilonDelta, noise: float, solve: str) -> None:
+def _solve_other(file: Plan, target: EpsilonDelta, noise: float, solve: str) -> None:
     from calibrate.budget import solve_parameter
 
     found = solve_parameter("rounds" if solve == "rounds" else "rate", file.algorithm, file.privacy, noise, target)

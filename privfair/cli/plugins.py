@@ -16,7 +16,7 @@ from calibrate.theorems.catalogue import THEOREM_PLUGINS
 from privfair.algorithms.registry import ALGORITHM_PLUGINS
 from privfair.cli.options import asked
 from privfair.cli.output import print_json, print_rich
-from privfair.plan.data_choices import DATASET_PLUGINS
+from privfair.plan.data import DATASET_PLUGINS
 from privfair.plan.model import MODEL_PLUGINS
 
 _REGISTRIES: Sequence[Plugins[Any]] = (

@@ -30,7 +30,7 @@ from privfair.data.read import RawTable, read_table
 from privfair.data.schema import CodedColumn, NumericColumn
 from privfair.data.schema_toml import check_schema
 from privfair.plan.data import FileSource, read_data_plan
-from privfair.plan.file import PlanFile, read_plan_file
+from privfair.plan.plan import Plan
 from privfair.plan.training import training_plan
 
 T = TypeVar("T")
@@ -46,7 +46,7 @@ def check_command(plan: Path) -> None:
     found = Mistakes()
     budget = None
     with progress_bar("checking plan, schema and files"):
-        file = found.run(lambda: read_plan_file(plan))
+        file = found.run(lambda: Plan.read(plan))
         if file is not None:
             _check_parts(file, found)
             if not found.sentences:
@@ -81,7 +81,7 @@ class Mistakes:
             return None
 
 
-def _check_parts(file: PlanFile, found: Mistakes) -> None:
+def _check_parts(file: Plan, found: Mistakes) -> None:
     """Target, privacy, data, training, schema and files, each on its own."""
     recipe = found.run(lambda: recipe_named(file.algorithm))
     if recipe is None:
@@ -126,7 +126,7 @@ def _check_column(table: RawTable, column: NumericColumn | CodedColumn) -> None:
         codes(table, column)
 
 
-def _calibrate(file: PlanFile) -> Protection | None:
+def _calibrate(file: Plan) -> Protection | None:
     """The whole, as it would be signed: data loaded, promise priced. What it would protect; None for a baseline."""
     if recipe_named(file.algorithm).baseline:
         draft(file, promise=Unprotected("check"))
@@ -371,7 +371,7 @@ def _conclude(pipeline: Pipeline, trained: dict[str, Any], verdict: dict[str, An
 
 def _refuse_search(plan: Path) -> None:
     """Before anything is written: a search has no transcript, and `run` audits what it trains."""
-    if read_plan_file(plan).search is not None:
+    if Plan.read(plan).search is not None:
         rule = "shows its best try alone, and no run that could be audited"
         raise InvalidInput("[search]", "(a table)", rule, "use `privfair calibrate` and `privfair train`")
 

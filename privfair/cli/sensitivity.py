@@ -25,7 +25,7 @@ from privfair.api.draft import draft
 from privfair.cli.help import Subcommands
 from privfair.cli.options import FILE, json_option
 from privfair.cli.output import print_json, print_rich, print_wrapped
-from privfair.plan.file import read_plan_file
+from privfair.plan.plan import Plan
 
 
 @click.command("report")
@@ -84,7 +84,7 @@ def _document(plan: Path, manifest: Path | None) -> BudgetDocument:
                 "--manifest", str(manifest), "promises no privacy, so it signs no bound", "give a private plan"
             )
         return document
-    return draft(read_plan_file(plan)).document
+    return draft(Plan.read(plan)).document
 
 
 def _show(found: tuple[LocalSensitivity, ...], unit: str, note: str) -> None:

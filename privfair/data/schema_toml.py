@@ -72,7 +72,7 @@ from privfair.data.schema import (
     Transform,
     Unscaled,
 )
-from privfair.plan.file import read_section, refuse_unknown
+from privfair.plan.sections import read_section, refuse_unknown
 
 Names = tuple[str | int, ...]
 

@@ -52,7 +52,9 @@ from privfair.plan.data import (
     BenchmarkSource,
     DataPlan,
     DealtAttributes,
+    EqualAtRandom,
     FileSource,
+    ImageFeatures,
     PluginSource,
     PoissonUsers,
     Pooled,
@@ -60,7 +62,6 @@ from privfair.plan.data import (
     SplitRule,
     UsersOfColumn,
 )
-from privfair.plan.data_choices import EqualAtRandom, ImageFeatures
 
 CENTRAL = "central"
 USERS = "users"

@@ -170,7 +170,7 @@ class Guard:
             raise Refused(
                 f"{folder.path} belongs to another budget; name another --folder, or the budget it was begun with"
             )
-        kept = {folder.plan.name: run.plan_bytes, folder.manifest.name: run.envelope}
+        kept = {folder.plan.name: run.plan.file.content, folder.manifest.name: run.envelope}
         kept |= {**run.plan.own_code(), **site_files(run.plan.data)}
 
         def in_hours() -> None:

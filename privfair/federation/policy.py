@@ -21,7 +21,7 @@ from pathlib import Path
 
 from calibrate.errors import InvalidInput, Refused, count, positive
 from calibrate.manifest.verify import VerifiedManifest
-from privfair.plan.file import read_section
+from privfair.plan.sections import read_section
 from privfair.run.public import promise_of
 
 

@@ -36,7 +36,7 @@ from privfair.federation.wire import (
     read_steps,
     read_values,
 )
-from privfair.plan.file import read_section
+from privfair.plan.sections import read_section
 
 _REMEDIES = {
     Code.STATE: "if its numbers are beyond 1e9, training diverged: have a plan with smaller steps signed",

@@ -33,8 +33,8 @@ from privfair.models.model import Activation, CnnArchitecture, Model
 from privfair.models.perceptron import Perceptron
 from privfair.models.torch_module import TorchModule, convolutional, made_up_records
 from privfair.models.trees import BoostedTrees
-from privfair.plan.file import key_names, nearest, read_section, refuse_unknown
 from privfair.plan.own_code import UserFunction
+from privfair.plan.sections import key_names, nearest, read_section, refuse_unknown
 
 # The model a plan asks for: `model = "logistic"`, or a table [training.model] with a kind and its own keys.
 #

@@ -22,7 +22,7 @@ from calibrate.plans.from_mapping import (
     plan_from_mapping,
 )
 from calibrate.plans.plan import AlgorithmName, PlainValue, Plan
-from privfair.plan.file import refuse_unknown
+from privfair.plan.sections import refuse_unknown
 
 
 @dataclass(frozen=True)

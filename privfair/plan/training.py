@@ -40,7 +40,6 @@ from privfair.algorithms.registry import ALGORITHM_PLUGINS, recipe_named
 from privfair.fairness.fermi import Independence
 from privfair.models.alone_module import ISOLATION_ASSUMED
 from privfair.plan.data import DataPlan, PluginSource, read_data_plan
-from privfair.plan.file import PlanFile, key_names, nearest, read_plan_file, read_section, refuse_unknown
 from privfair.plan.model import (
     MODEL_PLUGINS,
     MinMaxPlan,
@@ -50,7 +49,9 @@ from privfair.plan.model import (
     read_min_max_plan,
     read_model_plan,
 )
+from privfair.plan.plan import Plan
 from privfair.plan.privacy import Parameters, Unpriced
+from privfair.plan.sections import key_names, nearest, read_section, refuse_unknown
 
 _LARGEST_BLOCK = 32
 """Where syncing no longer dominates (docs/ledger.md)."""
@@ -111,7 +112,7 @@ class TrainingOptions:
 class TrainingPlan:
     """A whole plan file, as the engine reads it."""
 
-    file: PlanFile
+    file: Plan
     recipe: Recipe[Any]
     data: DataPlan
     training: TrainingOptions
@@ -203,10 +204,10 @@ def plugin_digests(algorithm: str, data: DataPlan | None = None) -> dict[str, st
 
 def read_training_plan(path: Path) -> TrainingPlan:
     """The plan in a TOML file; it must have [data] and [training]."""
-    return training_plan(read_plan_file(path))
+    return training_plan(Plan.read(path))
 
 
-def training_plan(file: PlanFile) -> TrainingPlan:
+def training_plan(file: Plan) -> TrainingPlan:
     """The typed plan of a file that was read."""
     recipe = recipe_named(file.algorithm)
     for name, section in (("data", file.data), ("training", file.training)):
@@ -237,7 +238,7 @@ def training_plan(file: PlanFile) -> TrainingPlan:
     )
 
 
-def _rule_form(file: PlanFile, own: Options) -> RuleForm | None:
+def _rule_form(file: Plan, own: Options) -> RuleForm | None:
     """The form of the rule that fair-plugin releases; None for every other algorithm, which releases its model."""
     if not isinstance(own, FairPluginOptions):
         return None
@@ -245,7 +246,7 @@ def _rule_form(file: PlanFile, own: Options) -> RuleForm | None:
     return RuleForm(groups, own.notion is Independence.EQUAL_OPPORTUNITY, own.positive_class, own.distil_trees)
 
 
-def _options_type(file: PlanFile, recipe: Recipe[Any]) -> type[Options]:
+def _options_type(file: Plan, recipe: Recipe[Any]) -> type[Options]:
     """The options of the plan's method; a key that only other methods know is refused with their names."""
     given = {key.replace("_", "-"): value for key, value in file.training.items()}
     if "min-max" in given:
@@ -269,7 +270,7 @@ def _options_type(file: PlanFile, recipe: Recipe[Any]) -> type[Options]:
     return recipe.methods[method]
 
 
-def _min_max(file: PlanFile) -> MinMaxPlan | None:
+def _min_max(file: Plan) -> MinMaxPlan | None:
     for key, value in file.training.items():
         if key.replace("_", "-") == "min-max":
             return read_min_max_plan(value, file.folder)

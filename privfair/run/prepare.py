@@ -32,7 +32,7 @@ from privfair.ledger import Ledger, ManifestTerms
 from privfair.ledger.terms import undeclared_dataset
 from privfair.models.model import Model
 from privfair.plan.data import AttributesAtSites
-from privfair.plan.file import SearchPlan, search_plan
+from privfair.plan.plan import SearchPlan, search_plan
 from privfair.plan.privacy import require_signed
 from privfair.plan.training import TrainingPlan, training_plan
 from privfair.run.folder import RunFolder, json_file, save_model
@@ -76,7 +76,6 @@ class Run:
     """What would be computed: a plan with its data, model and algorithm under one budget. Nothing here can spend."""
 
     plan: TrainingPlan
-    plan_bytes: bytes
     envelope: bytes
     document: BudgetDocument
     data: TrainingData
@@ -143,10 +142,10 @@ class PreparedRun(Run):
     def files(self) -> dict[str, bytes]:
         """What a run folder keeps of it from the beginning, by file name."""
         return {
-            "plan.toml": self.plan_bytes,
+            "plan.toml": self.plan.file.content,
             "budget.json": self.envelope,
             "encoding.json": json_file(self.data.encoding()),
-            "origin.json": json_file({"plan": str((self.plan.file.folder / self.plan.file.name).absolute())}),
+            "origin.json": json_file({"plan": str(self.plan.file.path.absolute())}),
         }
 
     def save_model(self, folder: RunFolder, theta: Tensor) -> None:
@@ -238,7 +237,6 @@ def _prepare(signed: PublicRun, data: TrainingData, own: DataBinding | SiloData,
     require_declared(algorithm, document)
     planned = Run(
         plan=plan,
-        plan_bytes=signed.plan_bytes,
         envelope=signed.envelope,
         document=document,
         data=data,

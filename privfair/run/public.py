@@ -27,8 +27,9 @@ from privfair.federation.coordinator import PublicFacts
 from privfair.models.model import Model
 from privfair.plan.data import AttributesAtSites
 from privfair.plan.model import build_model
+from privfair.plan.plan import Plan
 from privfair.plan.privacy import Parameters, require_signed
-from privfair.plan.training import TrainingPlan, read_training_plan
+from privfair.plan.training import TrainingPlan, training_plan
 from privfair.run.folder import RUN_VERSION
 
 # What a run promises, in the few words that stand in every output, and as the terms the ledger claims.
@@ -148,7 +149,6 @@ class PublicRun:
     """A plan with the authentic manifest that was signed for it: all that a coordinator knows, without a record."""
 
     plan: TrainingPlan
-    plan_bytes: bytes
     envelope: bytes
     manifest: AuthenticManifest
 
@@ -177,10 +177,10 @@ def read_signed_plan(path: Path, envelope: bytes, trust: TrustFile, *, searching
     signed, given = authentic.document.config_digest, hashlib.sha256(content).hexdigest()
     if given != signed:
         raise Step.PLAN.refuse(f"the budget is for the plan {signed[:12]}, not for {given[:12]}")
-    plan = read_training_plan(path)
+    plan = training_plan(Plan.parse(content, path))
     if not searching:
         refuse_search(plan)
-    return PublicRun(plan, content, envelope, authentic)
+    return PublicRun(plan, envelope, authentic)
 
 
 def refuse_search(plan: TrainingPlan) -> None:

@@ -19,7 +19,7 @@ from calibrate.manifest.document import BudgetDocument
 from privfair.batches.randomness import SystemWords
 from privfair.federation.coordinator import Position, run_steps
 from privfair.ledger import Ledger
-from privfair.plan.file import SearchPlan
+from privfair.plan.plan import SearchPlan
 from privfair.run.folder import RunFolder
 from privfair.run.open_run import OpenRun, Trust
 from privfair.run.prepare import PreparedRun

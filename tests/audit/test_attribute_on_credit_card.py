@@ -12,7 +12,7 @@ from audit.models.attribute_audit import attribute_inference
 from audit.report.results import AttributeFinding, AttributeInference
 from calibrate.arrays import Floats
 from privfair.data.benchmarks import load_benchmark
-from privfair.plan.data_choices import Benchmark
+from privfair.plan.data import Benchmark
 
 RECORDS = 3000
 

@@ -30,7 +30,7 @@ from privfair.api.draft import draft
 from privfair.federation import local_party
 from privfair.ledger import Ledger
 from privfair.noise import ExactNoise
-from privfair.plan.file import read_plan_file
+from privfair.plan.plan import Plan
 from privfair.plan.training import block_for
 from privfair.run import open_run, session
 from privfair.training import prepare, train
@@ -148,7 +148,7 @@ def _sign(folder: Path, updates: int) -> None:
     plan, key = folder / "plan.toml", generate()
     plan.write_text(PLAN.format(updates=updates), encoding="utf-8")
     (folder / "trust.json").write_bytes(trusting(key).to_bytes())
-    file = read_plan_file(plan)
+    file = Plan.read(plan)
     (folder / "budget.json").write_bytes(issue(draft(file, Issuer()), key))
     Ledger.create(folder / "ledger.db").close()
 

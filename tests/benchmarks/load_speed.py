@@ -91,13 +91,13 @@ def _training(folder: Path, rows: int, columns: int, plan: str) -> Callable[[], 
     from calibrate.manifest.keys import generate
     from privfair.api.draft import draft
     from privfair.ledger import Ledger
-    from privfair.plan.file import read_plan_file
+    from privfair.plan.plan import Plan
     from privfair.training import train
     from tests.privfair.small_runs import trusting
 
     _write(folder, rows, columns)
     (folder / "plan.toml").write_text(plan, encoding="utf-8")
-    key, file = generate(), read_plan_file(folder / "plan.toml")
+    key, file = generate(), Plan.read(folder / "plan.toml")
     (folder / "trust.json").write_bytes(trusting(key).to_bytes())
     (folder / "budget.json").write_bytes(issue(draft(file, Issuer()), key))
     Ledger.create(folder / "ledger.db").close()

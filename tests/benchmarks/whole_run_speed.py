@@ -25,7 +25,7 @@ from privfair import training
 from privfair.api.draft import draft
 from privfair.ledger import Ledger
 from privfair.noise import ExactNoise
-from privfair.plan.file import read_plan_file
+from privfair.plan.plan import Plan
 from privfair.run.prepare import PreparedRun
 from privfair.run.session import RunSession
 from privfair.training import prepare, train
@@ -64,7 +64,7 @@ def main() -> int:
         plan.write_text(_PLAN, encoding="utf-8")
         key = generate()
         trust.write_bytes(trusting(key).to_bytes())
-        file = read_plan_file(plan)
+        file = Plan.read(plan)
         budget.write_bytes(issue(draft(file, Issuer()), key))
         Ledger.create(folder / "ledger.db").close()
         prepared = prepare(plan, budget, trust)

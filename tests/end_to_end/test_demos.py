@@ -14,7 +14,7 @@ from calibrate.plans.from_mapping import plan_from_mapping
 from privfair.cli import keys
 from privfair.cli.demo import PLANS, Demo
 from privfair.noise import ExactNoise
-from privfair.plan.file import read_plan_file
+from privfair.plan.plan import Plan
 from privfair.plan.training import read_training_plan
 from tests.end_to_end.command_line import privfair
 from tests.privfair.small_runs import GAUSSIAN, Desk
@@ -43,7 +43,7 @@ def test_the_plan_is_whole(name: str, tmp_path: Path) -> None:
     """Every key is known to calibration and to training; the promise is written down."""
     path = tmp_path / "plan.toml"
     path.write_text(PLANS[name], encoding="utf-8")
-    file = read_plan_file(path)
+    file = Plan.read(path)
     assert file.algorithm == name
     assert plan_from_mapping(file.algorithm, file.privacy).rounds >= 1
     assert 0 < file.target().epsilon <= 3

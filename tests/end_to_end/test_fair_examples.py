@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from calibrate.plans.from_mapping import plan_from_mapping
-from privfair.plan.file import read_plan_file
+from privfair.plan.plan import Plan
 from privfair.plan.training import read_training_plan
 from tests.end_to_end.command_line import privfair
 
@@ -22,7 +22,7 @@ needs_benchmarks = pytest.mark.skipif(
 @pytest.mark.parametrize("name", NAMES)
 def test_the_plan_is_whole(name: str) -> None:
     """Every key is known to calibration and to training, and the options are the ones written down."""
-    file = read_plan_file(EXAMPLES / f"{name}.toml")
+    file = Plan.read(EXAMPLES / f"{name}.toml")
     assert plan_from_mapping(file.algorithm, file.privacy).rounds == file.privacy["rounds"]
     training = read_training_plan(EXAMPLES / f"{name}.toml")
     for key, value in file.training.items():
@@ -51,5 +51,5 @@ def test_the_plan_trains(name: str, at_least: float, tmp_path: Path) -> None:
     assert trained.code == 0, trained.err
     result = trained.json()
     assert result["rounds"] == result["rounds_signed"]
-    assert result["epsilon"] == read_plan_file(plan).target().epsilon
+    assert result["epsilon"] == Plan.read(plan).target().epsilon
     assert result["accuracy"] > at_least

@@ -270,7 +270,7 @@ def test_a_guard_that_lost_its_token_claims_nothing_and_keeps_its_files(tmp_path
 def test_a_refusal_deletes_no_file_that_was_there_before(tmp_path: Path) -> None:
     (sites, run), folder = _site(tmp_path / "desk"), tmp_path / "run"
     folder.mkdir()
-    (folder / "plan.toml").write_bytes(run.plan_bytes)
+    (folder / "plan.toml").write_bytes(run.plan.file.content)
     trust = TrustInForce(sites.desk.trust)
     sites.desk.trust.write_bytes(trusting(generate()).to_bytes())
     with Ledger.open(sites.desk.ledger) as ledger, pytest.raises(ManifestRefused, match="no trusted key"):

@@ -12,7 +12,7 @@ from calibrate.errors import InvalidInput
 from privfair.data.dataset import Dataset
 from privfair.data.facts import digest
 from privfair.data.partition import LEFT_OUT, UserRecords, assign, cut_into_silos, poisson_users, users_by_column
-from privfair.plan.data_choices import ByColumn, DirichletByLabel, EqualAtRandom, Heterogeneous, Partition
+from privfair.plan.data import ByColumn, DirichletByLabel, EqualAtRandom, Heterogeneous, Partition
 
 
 def _dataset(records: int, seed: int = 0, classes: int = 3) -> Dataset:

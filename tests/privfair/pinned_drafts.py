@@ -28,7 +28,7 @@ from calibrate.manifest.strict_json import digest
 from calibrate.manifest.trust import TrustedKey, TrustFile
 from calibrate.plans.from_mapping import plan_from_mapping
 from privfair.api.draft import Promise, Unprotected, draft
-from privfair.plan.file import PlanFile, read_plan_file
+from privfair.plan.plan import Plan
 from tests.privfair.small_runs import FEDSGD, FPFL, GAUSSIAN, steffle_plan, write_silos
 
 PINNED = Path(__file__).parents[1] / "calibrate" / "pinned_manifests"
@@ -123,13 +123,13 @@ _PROMISES: dict[str, Promise] = {"as-printed": "as-printed", "no-privacy": Unpro
 """By the last two words of a plan's name; the others are calibrated."""
 
 
-def _draft(name: str, file: PlanFile, issuer: Issuer) -> BudgetDraft:
+def _draft(name: str, file: Plan, issuer: Issuer) -> BudgetDraft:
     if name == "own-loop":
         return _draft_own_loop(file, issuer)
     return draft(file, issuer, _PROMISES.get("-".join(name.split("-")[-2:]), "calibrated"))
 
 
-def _draft_own_loop(file: PlanFile, issuer: Issuer) -> BudgetDraft:
+def _draft_own_loop(file: Plan, issuer: Issuer) -> BudgetDraft:
     """What `pf.budget` does: the caller says what a [training] section would."""
     subject = BudgetSubject(
         data=DataBinding.of(digest(None), (("data", 800),)),
@@ -160,7 +160,7 @@ def signed(name: str, folder: Path) -> bytes:
         mock.patch.object(drafting, "version", VERSIONS.get),
         mock.patch.object(registry, "_version", VERSIONS.get),
     ):
-        drafted = _draft(name, read_plan_file(folder / "plan.toml"), issuer)
+        drafted = _draft(name, Plan.read(folder / "plan.toml"), issuer)
     manifest = issue(drafted, OFFICER)
     return add_signature(manifest, OWNER) if issuer.ledgers == _GUARDS else manifest
 

@@ -189,9 +189,9 @@ class Desk:
     def budget(self, name: str = "budget.json", research_noise: bool = False) -> Path:
         """The signed manifest of the plan: calibrated where the plan has a target, else without a promise."""
         from privfair.api.draft import Promise, Unprotected, draft
-        from privfair.plan.file import read_plan_file
+        from privfair.plan.plan import Plan
 
-        out, file = self.folder / name, read_plan_file(self.plan)
+        out, file = self.folder / name, Plan.read(self.plan)
         promise: Promise = "calibrated" if file.target_section else Unprotected("a test")
         drafted = draft(file, Issuer(research_noise=research_noise), promise)
         out.write_bytes(issue(drafted, load_private(self.key)))

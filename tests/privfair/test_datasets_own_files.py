@@ -18,7 +18,7 @@ from privfair.data.own_files import load_own_features, load_own_silo, load_own_s
 from privfair.data.partition import cut_into_silos, users_by_column
 from privfair.data.read import BadData
 from privfair.data.schema_toml import OwnFormat, parse_schema
-from privfair.plan.data_choices import ByColumn, Heterogeneous
+from privfair.plan.data import ByColumn, Heterogeneous
 
 SCHEMA = """
 version = 1

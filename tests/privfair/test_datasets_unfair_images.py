@@ -17,8 +17,7 @@ from privfair.data.images import UNFAIR_GROUPS, WRITER, unfair_images
 from privfair.data.read import BadData
 from privfair.data.stability import RecordHash
 from privfair.data.training_data import load_training_data
-from privfair.plan.data import read_data_plan
-from privfair.plan.data_choices import Benchmark, UnfairImages
+from privfair.plan.data import Benchmark, UnfairImages, read_data_plan
 from tests.privfair.small_runs import Desk
 
 RECORDS = 600

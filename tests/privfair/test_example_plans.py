@@ -10,7 +10,7 @@ import pytest
 
 from calibrate.plans.from_mapping import plan_from_mapping
 from privfair.data.images import DEBIAN_FOLDER
-from privfair.plan.file import read_plan_file
+from privfair.plan.plan import Plan
 from privfair.plan.training import read_training_plan
 from tests.privfair.small_runs import Desk
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("installed_experiments")
 @pytest.mark.parametrize("name", PLANS)
 def test_an_example_is_a_plan_and_says_how_to_sign_it(name: str) -> None:
     path = EXAMPLES / name
-    file, text = read_plan_file(path), path.read_text(encoding="utf-8")
+    file, text = Plan.read(path), path.read_text(encoding="utf-8")
     plan = read_training_plan(path)
     assert f"privfair calibrate {name} " in text
     unpromised = f"privfair calibrate {name} --no-privacy" in text

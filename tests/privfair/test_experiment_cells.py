@@ -14,7 +14,7 @@ import pytest
 from calibrate.plans.from_mapping import plan_from_mapping
 from privfair.data.dataset import EVERYONE, Dataset
 from privfair.data.images import DEBIAN_FOLDER
-from privfair.plan.file import read_plan_file
+from privfair.plan.plan import Plan
 from privfair.plan.training import read_training_plan
 
 ROOT = Path(__file__).parents[2]
@@ -101,7 +101,7 @@ def test_the_plans_for_users_are_those_that_the_page_measures(name: str) -> None
     """The newcomer's row for users, by one plan file each: the same promise, the same options, the same steps."""
     training, settings = _module("fpfl.training"), _module("fpfl.settings")
     file = ROOT / "docs" / "examples" / f"{name}.toml"
-    told, own = read_plan_file(file), read_training_plan(file).own
+    told, own = Plan.read(file), read_training_plan(file).own
     priced = plan_from_mapping(told.algorithm, told.privacy)
     if name == "fpfl-weighted":
         # No constraint is trained for: neither its settings nor another choice's smoothing matter.

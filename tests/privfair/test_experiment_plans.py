@@ -9,7 +9,7 @@ import pytest
 from calibrate.plans.from_mapping import plan_from_mapping
 from calibrate.questions import rounds
 from privfair.algorithms.ali_dpfl import AliDpflOptions
-from privfair.plan.file import read_plan_file
+from privfair.plan.plan import Plan
 from privfair.plan.training import read_training_plan
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -17,7 +17,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 def test_the_ali_dpfl_example_is_whole() -> None:
     training = read_training_plan(DOCS / "examples" / "ali-dpfl.toml")
-    file = read_plan_file(DOCS / "examples" / "ali-dpfl.toml")
+    file = Plan.read(DOCS / "examples" / "ali-dpfl.toml")
     assert plan_from_mapping(file.algorithm, file.privacy).rounds == 300
     assert training.own.communications == file.training["communications"]
     assert isinstance(training.own, AliDpflOptions)

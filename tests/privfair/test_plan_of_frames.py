@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from calibrate.manifest.request import read_request
 from privfair.api.frames import read_frame, toml_text
 from privfair.data.read import BadData
 from privfair.ledger import AlreadyClaimed, ClaimEnded
+from privfair.plan.plan import Plan
 
 PUBLIC: dict[str, Any] = {
     "groups": ["f", "m"],
@@ -266,7 +268,9 @@ def test_a_plan_file_is_a_plan_too(tmp_path: Path) -> None:
     shutil.copytree(made.path.parent, tmp_path / "plan", copy_function=shutil.copyfile)
     again = pf.Plan.from_file(tmp_path / "plan" / "plan.toml")
     assert again.digest == made.digest
-    assert again.file.algorithm == "pay-once"
+    assert again.algorithm == "pay-once"
+    assert isinstance(again, Plan)
+    assert (again.content, again.digest) == (again.path.read_bytes(), sha256(again.path.read_bytes()).hexdigest())
     assert "nothing spent" in again._repr_html_()
     (tmp_path / "plan" / "north.parquet").write_bytes(b"")
     with pytest.raises(BadData, match=r"north\.parquet"):

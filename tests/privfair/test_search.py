@@ -14,7 +14,7 @@ from calibrate.manifest.trust import TrustFile
 from calibrate.manifest.verify import read_unverified
 from calibrate.tries import RandomTries
 from privfair.ledger import AlreadyClaimed, Ledger
-from privfair.plan.file import SearchPlan, TryScore, read_plan_file, search_plan
+from privfair.plan.plan import Plan, SearchPlan, TryScore, search_plan
 from privfair.run import search as searching
 from privfair.run.open_run import OpenRun
 from privfair.run.prepare import PreparedRun, prepare_run
@@ -191,6 +191,6 @@ def test_a_search_needs_held_out_records_and_a_promise(tmp_path: Path) -> None:
         desk.train(desk.budget())
     plan = desk.plan.read_text("utf-8").replace("[target]\nepsilon = 8.0\ndelta = 1e-5\n", "")
     desk.plan.write_text(plan, encoding="utf-8")
-    assert search_plan(read_plan_file(desk.plan)) is not None
+    assert search_plan(Plan.read(desk.plan)) is not None
     with pytest.raises(InvalidInput, match="belongs to a promise"):
         desk.budget()

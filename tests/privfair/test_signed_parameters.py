@@ -26,7 +26,7 @@ from privfair.algorithms.algorithm import Algorithm, SiloTensors
 from privfair.algorithms.dp_fedsgd import DpFedSgd
 from privfair.algorithms.mmd_fedavg import MmdFedAvg
 from privfair.data.training_data import load_training_data
-from privfair.plan.file import read_plan_file
+from privfair.plan.plan import Plan
 from privfair.plan.privacy import Unpriced, unpromised_parameters
 from privfair.plan.training import read_training_plan
 from privfair.run.prepare import PreparedRun, prepare_run
@@ -138,7 +138,7 @@ def test_a_plan_that_is_not_signed_yet_is_built_with_the_parameters_that_will_be
 
 
 def test_the_parameters_in_the_manifest_make_the_same_plan_again(desk: Desk) -> None:
-    document, file = _document(desk), read_plan_file(desk.plan)
+    document, file = _document(desk), Plan.read(desk.plan)
     plan = plan_from_mapping(document.algorithm, document.parameters)
     assert plan == plan_from_mapping(file.algorithm, file.privacy)
     assert plan.parameters() == document.parameters

@@ -16,7 +16,7 @@ from privfair.algorithms.parts.descent import DescentRule
 from privfair.api.draft import Promise, draft
 from privfair.fairness.fermi import Independence
 from privfair.models.linear import LogisticRegression
-from privfair.plan.file import read_plan_file
+from privfair.plan.plan import Plan
 from tests.privfair.plain_models import ROUNDED
 from tests.privfair.small_runs import Desk, steffle_plan
 from tests.privfair.steffle_cases import silo_of, without_noise
@@ -101,7 +101,7 @@ PLAN = steffle_plan(6, 'variant = "public-code"', epsilon=4.0, batch=40, minorit
 
 def test_it_is_refused_under_any_promise_and_trains_without_one(tmp_path: Path) -> None:
     desk = Desk.at(tmp_path, PLAN)
-    file = read_plan_file(desk.plan)
+    file = Plan.read(desk.plan)
     promises: tuple[Promise, ...] = ("calibrated", "as-printed")
     for promise in promises:
         with pytest.raises(UnsupportedCombination, match="a promise beside 'h_theta' in the clear"):

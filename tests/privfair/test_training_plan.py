@@ -16,11 +16,22 @@ from privfair.algorithms.registry import recipe_named
 from privfair.models.linear import LogisticRegression
 from privfair.models.model import Activation
 from privfair.models.perceptron import Perceptron
-from privfair.plan.data import BenchmarkSource, FileSource, PoissonUsers, Pooled, UsersOfColumn
-from privfair.plan.data_choices import Benchmark, ByColumn, DirichletByLabel, EqualAtRandom, Heterogeneous
-from privfair.plan.file import PlanFile, key_names, read_section
+from privfair.plan.data import (
+    Benchmark,
+    BenchmarkSource,
+    ByColumn,
+    DirichletByLabel,
+    EqualAtRandom,
+    FileSource,
+    Heterogeneous,
+    PoissonUsers,
+    Pooled,
+    UsersOfColumn,
+)
 from privfair.plan.model import ModelKind, build_model, read_model_plan
+from privfair.plan.plan import Plan
 from privfair.plan.privacy import unpromised_parameters
+from privfair.plan.sections import key_names, read_section
 from privfair.plan.training import TrainingOptions, TrainingPlan, read_training_plan, training_plan
 
 DATA = '[data]\ndataset = "credit-card"\n'
@@ -268,29 +279,29 @@ def test_long_runs_are_measured_about_a_hundred_times_and_short_ones_at_every_st
 
 
 @pytest.mark.parametrize("algorithm", ["gaussian", "fedfdp", "fpfl"])
-def test_a_key_of_another_method_is_refused(algorithm: str, tmp_path: Path) -> None:
+def test_a_key_of_another_method_is_refused(algorithm: str) -> None:
     """Every key of every method, under every method that does not use it."""
     recipe, refused = recipe_named(algorithm), 0
     for method, options in recipe.methods.items():
         for other, theirs in recipe.methods.items():
             for key in set(key_names(theirs)) - set(key_names(options)):
                 training = {"rounds": 4, "method": method, key: 1}
-                file = PlanFile(algorithm, {}, {}, {"dataset": "credit-card"}, training, "", tmp_path)
+                file = Plan(algorithm, {}, {}, {"dataset": "credit-card"}, training)
                 with pytest.raises(InvalidInput, match=f"{key} = 1: is not used by method = '{method}'.*'{other}'"):
                     training_plan(file)
                 refused += 1
     assert refused >= 4
 
 
-def test_a_min_max_loss_takes_its_own_keys_alone(tmp_path: Path) -> None:
+def test_a_min_max_loss_takes_its_own_keys_alone() -> None:
     loss = {"code": "loss.py", "loss": "loss", "w-size": 1}
     for key in ("momentum", "cosine", "iterate", "class-weight", "method"):
-        file = PlanFile("gaussian", {}, {}, {"dataset": "credit-card"}, {"min-max": loss, key: 1}, "", tmp_path)
+        file = Plan("gaussian", {}, {}, {"dataset": "credit-card"}, {"min-max": loss, key: 1})
         with pytest.raises(InvalidInput, match=key):
             training_plan(file)
 
 
-def test_a_misspelt_method_is_refused_with_the_nearest(tmp_path: Path) -> None:
-    file = PlanFile("gaussian", {}, {}, {"dataset": "credit-card"}, {"method": "fedprx"}, "", tmp_path)
+def test_a_misspelt_method_is_refused_with_the_nearest() -> None:
+    file = Plan("gaussian", {}, {}, {"dataset": "credit-card"}, {"method": "fedprx"})
     with pytest.raises(InvalidInput, match="did you mean fedprox"):
         training_plan(file)

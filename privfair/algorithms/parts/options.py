@@ -1,7 +1,7 @@
 """The rules that an algorithm's options are annotated with, and the options that several algorithms share.
 
 An options class lists its fields as `learning_rate: Positive = 0.5`; the base class checks every rule at construction,
-and a plan file's [training] section is read into it by name (`privfair.plan.file.read_section`).
+and a plan file's [training] section is read into it by name (`privfair.plan.sections.read_section`).
 """
 
 from __future__ import annotations

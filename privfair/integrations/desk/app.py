@@ -35,7 +35,7 @@ from privfair.integrations.desk.inbox import decline_letter, drop_letter, open_i
 from privfair.integrations.desk.planner import PlannerSetting
 from privfair.integrations.desk.runs import Runs, open_runs
 from privfair.ledger.status import unit_in_words
-from privfair.plan.file import plan_from_flags
+from privfair.plan.plan import plan_from_flags
 
 _HERE = Path(__file__).parent
 _STATIC = {"desk.css": "text/css", "desk.js": "text/javascript", "icon.svg": "image/svg+xml"}

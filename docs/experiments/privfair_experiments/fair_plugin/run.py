@@ -34,7 +34,7 @@ from privfair.data.partition import cut_into_silos, split_silos
 from privfair.data.training_data import silo_tensors
 from privfair.fairness.constraints import ResponseChannel
 from privfair.models.linear import LogisticRegression
-from privfair.plan.data_choices import Heterogeneous
+from privfair.plan.data import Heterogeneous
 from privfair_experiments import PAGES
 from privfair_experiments.fair_plugin.report import DISTILLED, NETWORKS, TREES, Row, write_page
 from privfair_experiments.stacked import logistic_descents

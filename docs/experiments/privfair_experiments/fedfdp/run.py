@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from privfair.plan.data_choices import Benchmark
+from privfair.plan.data import Benchmark
 from privfair_experiments import PAGES
 from privfair_experiments.fedfdp.cells import Cell, FedfdpRow, cells, run
 from privfair_experiments.fedfdp.report import NetRow, write_page

@@ -27,8 +27,7 @@ from privfair.fairness.measurement import Comparison, Measure, Measurement, coun
 from privfair.models.linear import LogisticRegression
 from privfair.models.model import Model
 from privfair.models.perceptron import Perceptron
-from privfair.plan.data import BenchmarkSource, DataPlan, PoissonUsers
-from privfair.plan.data_choices import Benchmark, BenchmarkScaling
+from privfair.plan.data import Benchmark, BenchmarkScaling, BenchmarkSource, DataPlan, PoissonUsers
 from privfair_experiments.engine_run import Signed, first_noise, promised, train, unpromised
 from privfair_experiments.fpfl.settings import (
     CENTRAL_BATCH,

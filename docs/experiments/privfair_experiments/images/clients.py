@@ -31,7 +31,7 @@ from privfair.data.partition import cut_into_silos, split_silos
 from privfair.data.training_data import silo_tensors
 from privfair.fairness.measurement import psi
 from privfair.models.linear import LogisticRegression
-from privfair.plan.data_choices import Benchmark, DirichletByLabel
+from privfair.plan.data import Benchmark, DirichletByLabel
 from privfair.run.metrics import HeldOutRecords
 from privfair_experiments.seed_intervals import save_rows
 

@@ -14,7 +14,7 @@ from privfair.data.dataset import Silos
 from privfair.data.partition import cut_into_silos
 from privfair.models.linear import LogisticRegression
 from privfair.models.perceptron import Perceptron
-from privfair.plan.data_choices import ByColumn
+from privfair.plan.data import ByColumn
 from privfair_experiments.mmd.clients import DIMENSIONS, synthetic_mmd_clients
 from privfair_experiments.mmd.settings import (
     ABLATION_METHODS,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from privfair.plan.data_choices import Benchmark
+from privfair.plan.data import Benchmark
 
 SAMPLES = 100
 """Published scores of each group and round, as in the paper."""

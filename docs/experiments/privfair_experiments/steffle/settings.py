@@ -21,7 +21,7 @@ from calibrate.privacy_unit import EpsilonDelta
 from calibrate.sampling import SamplingName
 from calibrate.theorems.printed import printed_noise
 from privfair.fairness.fermi import Independence
-from privfair.plan.data_choices import Benchmark, BenchmarkScaling
+from privfair.plan.data import Benchmark, BenchmarkScaling
 
 SILOS = 3
 EPSILONS = (1.0, 3.0, 9.0)

@@ -19,7 +19,7 @@ from privfair.data.benchmarks import load_benchmark
 from privfair.data.dataset import Dataset
 from privfair.data.partition import cut_into_silos, split_silos
 from privfair.models.linear import LogisticRegression
-from privfair.plan.data_choices import Heterogeneous
+from privfair.plan.data import Heterogeneous
 from privfair_experiments import stacked
 from privfair_experiments.steffle.settings import (
     EPSILONS,

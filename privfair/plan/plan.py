@@ -1,0 +1,229 @@
+"""A plan file: one TOML file that says what is published, on which data, how it is trained, and which settings to try.
+
+::
+
+    algorithm = "steffle"
+
+    [target]                     # the promise; --epsilon and --delta may give it instead
+    epsilon = 1.0
+    delta = 1e-5
+
+    [privacy]                    # what is published: the plan's parameters, spelled as the flags
+    silo-size = 7500
+    batch-size = 256
+    rounds = 1172
+    minority-fraction = 0.4
+    lipschitz = 1.0
+    w-radius = 1.0
+
+    [data]                       # which data (read by `privfair train`)
+    [training]                   # how to train (read by `privfair train`)
+
+    [search]
+    tries = 10                   # on average; the number itself is random and stays secret
+    shape = 0                    # of the law of that number; 0 unless given, 1 is the geometric law
+    score = "accuracy"           # on the held-out records: accuracy, balanced_accuracy, auc or loss
+
+    [[search.settings]]          # each try takes one of these at random, over what [training] says
+    learning-rate = 0.1
+    [[search.settings]]
+    learning-rate = 1.0
+
+A budget is bound to the file byte for byte: `digest` is the SHA-256 of its bytes. For a plan given by flags these are
+the canonical JSON of its parameters.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from pathlib import Path
+from typing import Any, Self
+
+import rfc8785
+
+from calibrate.errors import InvalidInput
+from calibrate.privacy_unit import EpsilonDelta
+from calibrate.tries import RandomTries
+from privfair.plan.sections import read_section
+
+_SECTIONS = ("target", "privacy", "data", "training", "search")
+_NO_PLAN = "check the path; `privfair init` writes a plan for your own files"
+Table = Mapping[str, Any]
+"""A table of a plan file as TOML has it; the types of a plan read it."""
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """What the user wrote: the sections, the bytes they were read from, and the digest that budgets are bound to."""
+
+    algorithm: str
+    target_section: Table
+    privacy: Table
+    data: Table
+    training: Table
+    search: Table | None = None
+    """Settings to try, where the best of a secret random number of tries is to be shown."""
+    content: bytes = field(default=b"", repr=False)
+    """What `digest` is of: the file's bytes, or the canonical JSON of flags."""
+    path: Path = Path()
+    """The plan's file; empty for flags alone."""
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """The plan in a TOML file; every section and name is checked."""
+        try:
+            content = path.read_bytes()
+        except OSError as error:
+            raise InvalidInput("plan", str(path), f"cannot be read ({error.strerror})", _NO_PLAN) from error
+        return cls.parse(content, path)
+
+    @classmethod
+    def parse(cls, content: bytes, path: Path) -> Self:
+        """The plan in these bytes of the file at `path`."""
+        try:
+            parsed = tomllib.loads(content.decode("utf-8"))
+        except RecursionError:
+            raise InvalidInput("plan", str(path), "is nested too deeply", "fix the file") from None
+        except ValueError as error:  # not TOML, not UTF-8, or a number of thousands of digits
+            why = str(error).partition(": value has")[0]  # of too many digits Python also says how to change Python
+            raise InvalidInput("plan", str(path), f"is not TOML: {why}", "fix the file") from error
+        for key, value in parsed.items():
+            if key == "algorithm":
+                continue
+            if key not in _SECTIONS or not isinstance(value, dict):
+                known = ", ".join(f"[{section}]" for section in _SECTIONS)
+                raise InvalidInput(f"{path}: {key}", value, "is not part of a plan", f"use algorithm and {known}")
+        if "algorithm" not in parsed:
+            raise InvalidInput(f"{path}: algorithm", None, "is needed", 'write algorithm = "steffle" at the top')
+        target, privacy, data, training, search = (parsed.get(section, {}) for section in _SECTIONS)
+        return cls(
+            str(parsed["algorithm"]), target, privacy, data, training, search or None, content=content, path=path
+        )
+
+    @property
+    def digest(self) -> str:
+        """The SHA-256 that a budget for this plan names."""
+        return hashlib.sha256(self.content).hexdigest()
+
+    @property
+    def folder(self) -> Path:
+        """What paths in the plan are relative to."""
+        return self.path.parent
+
+    @property
+    def on_file(self) -> bool:
+        """Whether `digest` is of a file's bytes (and flags over it), and not of flags alone."""
+        return self.path != Path()
+
+    def target(self, epsilon: float | None = None, delta: float | None = None) -> EpsilonDelta:
+        """The promise asked for: the given numbers, else the file's."""
+        wanted = {"epsilon": epsilon, "delta": delta}
+        for name in wanted:
+            if wanted[name] is None:
+                wanted[name] = self.target_section.get(name)
+            if wanted[name] is None:
+                raise InvalidInput(f"--{name}", None, "is needed", f"give --{name}, or [target] {name} in the plan")
+        unknown = sorted(set(self.target_section) - set(wanted))
+        if unknown:
+            raise InvalidInput(
+                f"[target] {unknown[0]}", self.target_section[unknown[0]], "is not known", "use epsilon and delta"
+            )
+        return EpsilonDelta(wanted["epsilon"], wanted["delta"])  # type: ignore[arg-type]
+
+
+def plan_from_flags(algorithm: str, path: Path | None, flags: Table) -> Plan:
+    """The plan of a file, of flags, or of a file with flags that win over it."""
+    given = {key: value for key, value in flags.items() if value is not None and value != ()}
+    for key, value in given.items():  # before the digest, which has no spelling for NaN
+        for number in value if isinstance(value, tuple) else (value,):
+            if isinstance(number, float) and not math.isfinite(number):
+                name = key.replace("_", "-")
+                raise InvalidInput(name, number, "must be a finite number", "give a plain decimal number")
+    if path is None:
+        return Plan(algorithm, {}, given, {}, {}, content=_canonical({"algorithm": algorithm, "privacy": given}))
+    file = Plan.read(path)
+    if file.algorithm != algorithm:
+        rule = f"is a plan for {file.algorithm}, not for {algorithm}"
+        raise InvalidInput("--plan", str(path), rule, "name that algorithm, or another file")
+    if not given:
+        return file
+    merged = {key.replace("-", "_"): value for key, value in file.privacy.items()} | given
+    content = _canonical({"file": file.digest, "algorithm": algorithm, "privacy": merged})
+    return replace(file, privacy=merged, content=content)
+
+
+def _canonical(document: Mapping[str, Any]) -> bytes:
+    try:
+        return rfc8785.dumps(dict(document))
+    except rfc8785.CanonicalizationError as error:
+        raise InvalidInput(
+            "plan", "(its numbers)", "has a number that no double can hold", "give smaller ones"
+        ) from error
+
+
+# The [search] section: which settings to try, how often, and by what the best try is known.
+
+_OF_THE_RUN = ("rounds", "signed-rounds", "model", "retention", "block", "positive", "sampling", "batch-size")
+"""What all tries have in common: what is signed, and what a score must mean for all of them alike."""
+_MOST_SETTINGS = 1000
+
+
+class TryScore(Enum):
+    """By what a try is judged on the held-out records."""
+
+    ACCURACY = "accuracy"
+    BALANCED_ACCURACY = "balanced_accuracy"
+    AUC = "auc"
+    LOSS = "loss"
+
+    def of(self, metrics: Mapping[str, Any]) -> float:
+        """Larger is better; minus infinity where none was measured."""
+        value = metrics.get(self.value)
+        if not isinstance(value, int | float) or math.isnan(value):
+            return -math.inf
+        return -float(value) if self is TryScore.LOSS else float(value)
+
+
+@dataclass(frozen=True)
+class _Search:
+    """The [search] section."""
+
+    tries: float
+    settings: tuple[Table, ...]
+    shape: float = 0.0
+    score: TryScore = TryScore.ACCURACY
+
+    def __post_init__(self) -> None:
+        if not 1 <= len(self.settings) <= _MOST_SETTINGS:
+            rule, remedy = f"must be 1 to {_MOST_SETTINGS} tables", "write [[search.settings]] for each"
+            raise InvalidInput("[search] settings", len(self.settings), rule, remedy)
+        for one in self.settings:
+            common = sorted({key.replace("_", "-") for key in one} & set(_OF_THE_RUN))
+            if common:
+                rule = "is the same for all tries, because the budget is signed for it"
+                raise InvalidInput(f"[[search.settings]] {common[0]}", "(a value)", rule, "write it under [training]")
+
+
+@dataclass(frozen=True)
+class SearchPlan:
+    """What is tried: the law of the number of tries, the score, and one plan per setting."""
+
+    tries: RandomTries
+    score: TryScore
+    settings: tuple[Table, ...]
+    plans: tuple[Plan, ...]
+
+
+def search_plan(plan: Plan) -> SearchPlan | None:
+    """The typed [search] of a plan; None where it has none."""
+    if plan.search is None:
+        return None
+    found = read_section(_Search, "search", plan.search)
+    tries = RandomTries.with_mean(min(found.tries, 1e300), found.shape)
+    plans = tuple(replace(plan, training={**plan.training, **one}, search=None) for one in found.settings)
+    return SearchPlan(tries, found.score, found.settings, plans)

@@ -1,0 +1,109 @@
+"""A table of a TOML file as a frozen dataclass: every key known, every value of its type, mistakes named."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields, replace
+from difflib import get_close_matches
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
+
+from calibrate.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+Section = TypeVar("Section", bound="DataclassInstance")
+
+
+def key_names(kind: type[DataclassInstance]) -> tuple[str, ...]:
+    """The keys of a section, as a plan file spells them."""
+    return tuple(field.name.replace("_", "-") for field in fields(kind))
+
+
+def refuse_unknown(place: str, mapping: Mapping[str, Any], known: Iterable[str]) -> None:
+    """Refuse every key that is not known, with the nearest one that is."""
+    names = tuple(known)
+    for key, value in mapping.items():
+        spelled = key.replace("_", "-")
+        if spelled not in names:
+            raise InvalidInput(f"[{place}] {key}", _short(value), "is not known", nearest(spelled, names))
+
+
+@cache
+def _adapter(kind: type[DataclassInstance]) -> TypeAdapter[Any]:
+    """Made once for each kind: a schema of many columns reads as many sections."""
+    return TypeAdapter(kind)
+
+
+def read_section(kind: type[Section], place: str, mapping: Mapping[str, Any], folder: Path = Path()) -> Section:
+    """The section of type `kind` with these keys, read by pydantic as strictly as JSON: no text becomes a number.
+
+    Dashes and underscores in keys are alike, and paths are relative to `folder`, the plan's own. `place` is the
+    table's name, for error messages.
+    """
+    refuse_unknown(place, mapping, key_names(kind))
+    given: dict[str, object] = {}
+    for key, value in mapping.items():
+        if key.replace("-", "_") in given:
+            raise InvalidInput(f"[{place}] {key}", _short(value), "is given twice", "spell it once")
+        given[key.replace("-", "_")] = value
+    try:
+        found: Section = _adapter(kind).validate_json(json.dumps(given, default=str), strict=True)
+    except ValidationError as broken:
+        raise as_invalid_input(broken, place) from None
+    moved = {field.name: _inside(folder, getattr(found, field.name)) for field in fields(kind)}
+    return replace(found, **{name: path for name, path in moved.items() if path is not None})
+
+
+_RULES = {
+    "int": ("must be a whole number", "write for example 100"),
+    "float": ("must be a number", "write for example 0.5"),
+    "finite": ("must be a finite number", "write for example 0.5"),
+    "bool": ("must be true or false", "write it without quotes"),
+    "string": ("must be text in quotes", "fix this value"),
+    "path": ("must be a path in quotes", "fix this value"),
+    "tuple": ("must be a list", "write it in square brackets"),
+}
+"""By the first word of pydantic's name for a mistake: the rule that was broken, and the remedy."""
+
+
+def as_invalid_input(broken: ValidationError, place: str) -> InvalidInput:
+    """The first complaint of pydantic about the table `place` as the one sentence that a plan's mistakes get."""
+    fault = broken.errors(include_url=False)[0]
+    cause = fault.get("ctx", {}).get("error")
+    if isinstance(cause, InvalidInput):
+        return cause
+    key = next((part.replace("_", "-") for part in fault["loc"] if isinstance(part, str)), "")
+    argument, value = f"[{place}] {key}".rstrip(), _short(fault["input"])
+    if fault["type"] == "missing":
+        return InvalidInput(argument, None, "is needed", f"write {key} = ... under [{place}]")
+    if fault["type"] in ("enum", "literal_error"):
+        names = re.findall(r"'([^']*)'", fault["ctx"]["expected"])
+        return InvalidInput(argument, value, "is not one of the choices", nearest(str(value), names))
+    return InvalidInput(argument, value, *_RULES.get(fault["type"].split("_")[0], (fault["msg"], "fix this value")))
+
+
+def nearest(name: str, names: Sequence[str]) -> str:
+    """The remedy for a wrong name: the nearest right one, or all of them."""
+    close = get_close_matches(name, names, n=1)
+    return f"did you mean {close[0]}?" if close else f"use {', '.join(names)}"
+
+
+def _inside(folder: Path, value: object) -> Path | tuple[Path, ...] | None:
+    """A path, or several, as seen from `folder`; None for anything else."""
+    if isinstance(value, Path):
+        return folder / value
+    if isinstance(value, tuple) and value and all(isinstance(item, Path) for item in value):
+        return tuple(folder / item for item in value)
+    return None
+
+
+def _short(value: Any) -> Any:
+    """A whole table in an error message helps nobody."""
+    return "(a table)" if isinstance(value, Mapping) else value
