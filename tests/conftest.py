@@ -56,9 +56,9 @@ _CALIBRATE = Path(__file__).with_name("calibrate")
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Audits in tests ask the gate alone a tenth as often, because there are many."""
     if any(not item.path.is_relative_to(_CALIBRATE) for item in session.items):
-        from audit.probes import rehearsal  # imports torch
+        from audit.runs import rerun  # imports torch
 
-        rehearsal.MESSAGES = 1000
+        rerun.MESSAGES = 1000
 
 
 _ENTROPY = [os.urandom]

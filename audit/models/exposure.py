@@ -17,7 +17,7 @@ from audit.bounds.repeated_runs import ErrorBox, lower_rate, upper_rate
 from audit.models.epsilon_bound import COIN_LEVEL, BoundTerms, bound_of, coin_p_value
 from audit.models.records import AuditedRecords, Coins, class_text
 from audit.models.roc import area
-from audit.models.signals import Signals
+from audit.models.shadow_models import Signals
 from audit.report.results import Assignment, ExposedRecord, ExposedRecords, GroupExposure, Grouping, Interval
 from audit.settings import BY_CLASS, BY_CORRECTNESS
 from calibrate.arrays import Booleans, Floats

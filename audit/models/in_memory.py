@@ -23,8 +23,7 @@ from audit.models.exposure import grouping_column
 from audit.models.membership_audit import MembershipOptions, Progress
 from audit.models.membership_audit import audit_model as audit_target
 from audit.models.records import AuditedRecords, class_text
-from audit.models.shadow_models import ShadowRecipe, ShadowRecords
-from audit.models.signals import phi_from_probabilities
+from audit.models.shadow_models import ShadowRecipe, ShadowRecords, phi_from_probabilities
 from audit.models.targets import ClonedEstimator, OutputKind, is_torch_module, phi_of_outputs
 from audit.report.results import Assignment, AuditReport
 from audit.settings import BY_CLASS, BY_CORRECTNESS, CONFIDENCE, ExposureOptions

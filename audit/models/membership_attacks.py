@@ -8,7 +8,7 @@ from typing import ClassVar, Protocol, final
 
 import numpy as np
 
-from audit.models.signals import Signals, log_probability
+from audit.models.shadow_models import Signals, log_probability
 from audit.report.results import AttackName
 from audit.settings import require_attack
 from calibrate.arrays import Booleans, Floats

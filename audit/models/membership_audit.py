@@ -38,8 +38,7 @@ from audit.models.membership_attacks import (
 )
 from audit.models.records import AuditedRecords, Coins
 from audit.models.roc import area, area_value, checked_scores, curve, low_rates
-from audit.models.shadow_models import ShadowRecipe, ShadowRecords, random_halves, train_shadow_models
-from audit.models.signals import Signals
+from audit.models.shadow_models import ShadowRecipe, ShadowRecords, Signals, random_halves, train_shadow_models
 from audit.models.targets import Target, UserScore
 from audit.report.results import (
     Assignment,

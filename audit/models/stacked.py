@@ -1,4 +1,4 @@
-"""Many logistic regressions, or fully connected nets, trained at once: shadow models by matrix products.
+"""Many models trained at once, as shadow models: logistic regressions, fully connected nets, copies of a torch module.
 
 Regressions share one order of the records, and masks say who learns from whom. Each net has its own records, order and
 start, from its own seed: training it in a stack or alone gives the same net up to rounding.
@@ -6,23 +6,52 @@ start, from its own seed: training it in a stack or alone gives the same net up 
 
 from __future__ import annotations
 
+import copy
 import math
+import pickle
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import ClassVar, final
+from typing import Any, ClassVar, final
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
 
 from audit.models.shadow_models import OwnOrders, ShadowRecords
 from calibrate.arrays import Booleans, Floats
-from calibrate.errors import InvalidInput, count, positive
+from calibrate.errors import InvalidInput, UnsupportedCombination, count, positive
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Descent:
+    """The settings of minibatch descent with momentum, refused where it can't run with them."""
+
+    epochs: int = 50
+    batch: int = 64
+    learning_rate: float = 0.1
+    momentum: float = 0.9
+    penalty: float = 0.0
+
+    def __post_init__(self) -> None:
+        count("epochs", self.epochs)
+        count("batch", self.batch)
+        positive("learning rate", self.learning_rate)
+        if not (0 <= self.momentum < 1 and self.penalty >= 0):
+            raise InvalidInput(
+                "momentum, penalty", (self.momentum, self.penalty), "must be in [0, 1) and at least 0", "give 0.9 and 0"
+            )
+
+    @property
+    def training(self) -> str:
+        return f"{self.epochs} epochs of minibatch descent, batches of {self.batch}, no noise"
 
 
 @final
 @dataclass(frozen=True)
-class StackedLogistic:
+class StackedLogistic(_Descent):
     """Minibatch descent with momentum. All models meet the records in one order and skip those that are not theirs.
 
     A batch of `batch` records holds about batch / 2 of each model's own; the gradient is divided by that expectation.
@@ -31,16 +60,8 @@ class StackedLogistic:
     epochs: int = 30
     batch: int = 256
     learning_rate: float = 0.5
-    momentum: float = 0.9
     penalty: float = 1e-4
     kind: ClassVar[str] = "logistic"
-
-    def __post_init__(self) -> None:
-        _check_descent(self)
-
-    @property
-    def training(self) -> str:
-        return f"{self.epochs} epochs of minibatch descent, batches of {self.batch}, no noise"
 
     def signals(self, records: ShadowRecords, included: Booleans, seeds: tuple[int, ...]) -> Floats:
         features = with_constant(records)
@@ -64,17 +85,6 @@ class StackedLogistic:
                 speed.mul_(self.momentum).add_(gradient)
                 weights.sub_(speed, alpha=self.learning_rate)
         return weights
-
-
-def _check_descent(own: StackedLogistic | StackedPerceptron) -> None:
-    """The settings of minibatch descent with momentum, refused where it can't run with them."""
-    count("epochs", own.epochs)
-    count("batch", own.batch)
-    positive("learning rate", own.learning_rate)
-    if not (0 <= own.momentum < 1 and own.penalty >= 0):
-        raise InvalidInput(
-            "momentum, penalty", (own.momentum, own.penalty), "must be in [0, 1) and at least 0", "give 0.9 and 0"
-        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,7 +128,7 @@ def with_constant(records: ShadowRecords) -> Tensor:
 def margins(features: Tensor, weights: Tensor, records: ShadowRecords, models: int) -> Floats:
     """phi of every record under every model, (models, records)."""
     scores = features @ weights
-    labels = torch.from_numpy(records.labels.astype(np.int64))
+    labels = _tensors(records)[1]
     if records.classes == 2:
         return (scores * (2 * labels - 1)[:, None]).T.double().contiguous().numpy()
     table = scores.view(len(records), models, records.classes)
@@ -133,20 +143,50 @@ def phi_of_table(table: Tensor, labels: Tensor) -> Floats:
     return (own - others).double().contiguous().numpy()
 
 
-_RECORDS_AT_ONCE = 4096
+def _tensors(records: ShadowRecords) -> tuple[Tensor, Tensor]:
+    return torch.from_numpy(records.features.astype(np.float32)), torch.from_numpy(records.labels.astype(np.int64))
+
+
+def _signals(records: ShadowRecords, at_once: int, scores: Callable[[Tensor], Tensor]) -> Floats:
+    """phi of every record under every model, from scores (models, records, classes) of some records at a time."""
+    parts = zip(*(torch.split(table, at_once) for table in _tensors(records)), strict=True)
+    return np.concatenate([phi_of_table(scores(x), y) for x, y in parts], axis=1)
+
+
+def _descend(
+    own: _Descent,
+    parameters: list[Tensor],
+    gradients: Callable[[Tensor, Tensor], Sequence[Tensor]],
+    included: Booleans,
+    seeds: tuple[int, ...],
+) -> None:
+    """Train the stacked parameters in place; `gradients` are those of each model's own rows with these weights."""
+    speeds = [torch.zeros_like(one) for one in parameters]
+    orders = OwnOrders(included, seeds)
+    for _ in range(own.epochs):
+        rows, weights = map(torch.from_numpy, orders.shuffle())
+        for start in range(0, rows.shape[1], own.batch):
+            part = slice(start, start + own.batch)
+            moving = weights[:, start] > 0  # a model that ran out of its records rests
+            everyone = bool(moving.all())
+            for value, speed, gradient in zip(
+                parameters, speeds, gradients(rows[:, part], weights[:, part]), strict=True
+            ):
+                if own.penalty:
+                    gradient.add_(value, alpha=own.penalty)
+                if everyone:
+                    value.sub_(speed.mul_(own.momentum).add_(gradient), alpha=own.learning_rate)
+                else:
+                    speed[moving] = own.momentum * speed[moving] + gradient[moving]
+                    value[moving] -= own.learning_rate * speed[moving]
 
 
 @final
 @dataclass(frozen=True)
-class StackedPerceptron:
+class StackedPerceptron(_Descent):
     """ReLU nets with hidden layers of these sizes; minibatch descent with momentum."""
 
     hidden: tuple[int, ...] = (64,)
-    epochs: int = 50
-    batch: int = 64
-    learning_rate: float = 0.1
-    momentum: float = 0.9
-    penalty: float = 0.0
     kind: ClassVar[str] = "perceptron"
 
     def __post_init__(self) -> None:
@@ -154,50 +194,22 @@ class StackedPerceptron:
             raise InvalidInput("hidden", self.hidden, "must be a tuple of at least one size", "give (64,)")
         for size in self.hidden:
             count("hidden", size)
-        _check_descent(self)
+        super().__post_init__()
 
     @property
     def training(self) -> str:
-        return (
-            f"hidden layers {self.hidden}, {self.epochs} epochs of minibatch descent, batches of {self.batch}, no noise"
-        )
+        return f"hidden layers {self.hidden}, {super().training}"
 
     def signals(self, records: ShadowRecords, included: Booleans, seeds: tuple[int, ...]) -> Floats:
-        features = torch.from_numpy(records.features.astype(np.float32))
-        labels = torch.from_numpy(records.labels.astype(np.int64))
         layers = self.layers(records, included, seeds)
-        found = [
-            phi_of_table(_forward(layers, x.expand(len(seeds), *x.shape))[-1], y)
-            for x, y in zip(*(torch.split(table, _RECORDS_AT_ONCE) for table in (features, labels)), strict=True)
-        ]
-        return np.concatenate(found, axis=1)
+        return _signals(records, 4096, lambda x: _forward(layers, x.expand(len(seeds), *x.shape))[-1])
 
     def layers(self, records: ShadowRecords, included: Booleans, seeds: tuple[int, ...]) -> list[Tensor]:
         """Weight (models, inputs, outputs) and intercept (models, 1, outputs) of each layer in turn, trained."""
-        features = torch.from_numpy(records.features.astype(np.float32))
-        labels = torch.from_numpy(records.labels.astype(np.int64))
-        layers = self._start(features.shape[1], records.classes, seeds)
-        speeds = [torch.zeros_like(layer) for layer in layers]
-        orders = OwnOrders(included, seeds)
-        for _ in range(self.epochs):
-            rows, weights = map(torch.from_numpy, orders.shuffle())
-            for start in range(0, rows.shape[1], self.batch):
-                part = slice(start, start + self.batch)
-                gradients = _gradients(layers, features[rows[:, part]], labels[rows[:, part]], weights[:, part])
-                self._step(layers, speeds, gradients, weights[:, start] > 0)
+        x, y = _tensors(records)
+        layers = self._start(x.shape[1], records.classes, seeds)
+        _descend(self, layers, lambda rows, weights: _gradients(layers, x[rows], y[rows], weights), included, seeds)
         return layers
-
-    def _step(self, layers: list[Tensor], speeds: list[Tensor], gradients: list[Tensor], moving: Tensor) -> None:
-        """One step of the models that have records in this batch; the others, who ran out of them, rest."""
-        everyone = bool(moving.all())
-        for layer, speed, gradient in zip(layers, speeds, gradients, strict=True):
-            if self.penalty:
-                gradient.add_(layer, alpha=self.penalty)
-            if everyone:
-                layer.sub_(speed.mul_(self.momentum).add_(gradient), alpha=self.learning_rate)
-            else:
-                speed[moving] = self.momentum * speed[moving] + gradient[moving]
-                layer[moving] -= self.learning_rate * speed[moving]
 
     def _start(self, features: int, classes: int, seeds: tuple[int, ...]) -> list[Tensor]:
         """Uniform within 1 / sqrt(inputs), as torch's linear layers start."""
@@ -232,3 +244,87 @@ def _gradients(layers: list[Tensor], x: Tensor, y: Tensor, weights: Tensor) -> l
         if position:
             delta = (delta @ layers[2 * position].transpose(1, 2)).mul_(values[position].sign())
     return gradients
+
+
+# Nets with the architecture of a torch module: many copies trained at once by torch.func.
+
+_STARTING = threading.Lock()
+"""Layers start from torch's global generator; two groups in two threads must take turns."""
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class StackedModule(_Descent):
+    """The module's layers, started anew for each model; cross-entropy of its outputs as logits, with momentum."""
+
+    module: nn.Module
+    kind: ClassVar[str] = "the target's own architecture"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        reason = why_not_stackable(self.module)
+        if reason is not None:
+            raise UnsupportedCombination(
+                f"shadow models of a {type(self.module).__name__}", reason, "use StackedPerceptron"
+            )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """To another process by value: torch would share the parameters' memory through open files."""
+        settings = {name: value for name, value in vars(self).items() if name != "module"}
+        return _from_bytes, (pickle.dumps(self.module), settings)
+
+    def signals(self, records: ShadowRecords, included: Booleans, seeds: tuple[int, ...]) -> Floats:
+        x, y = _tensors(records)
+        skeleton = copy.deepcopy(self.module).float().eval()
+        parameters = _start(skeleton, seeds)
+
+        def scores(one: dict[str, Tensor], part: Tensor) -> Tensor:
+            """Two classes may have a single output: the logit of the second."""
+            outputs: Tensor = functional_call(skeleton, one, (part,))
+            return outputs if outputs.shape[-1] > 1 else nn.functional.pad(outputs, (1, 0))
+
+        def loss(one: dict[str, Tensor], part: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
+            losses = nn.functional.cross_entropy(scores(one, part), labels, reduction="none")
+            return (losses * weights).sum() / weights.sum().clamp_min(1.0)
+
+        def gradients(rows: Tensor, weights: Tensor) -> list[Tensor]:
+            return list(vmap(grad(loss))(parameters, x[rows], y[rows], weights).values())
+
+        _descend(self, list(parameters.values()), gradients, included, seeds)
+        with torch.no_grad():
+            return _signals(records, 1024, lambda part: vmap(scores, in_dims=(0, None))(parameters, part))
+
+
+def _from_bytes(module: bytes, settings: Mapping[str, Any]) -> StackedModule:
+    return StackedModule(pickle.loads(module), **settings)
+
+
+def why_not_stackable(module: nn.Module) -> str | None:
+    """Why copies of a module can't be trained in one stack; None if they can."""
+    for name, layer in module.named_modules():
+        where = name or type(layer).__name__
+        if any(True for _ in layer.buffers(recurse=False)):
+            return f"the layer {where} keeps statistics of its batches"
+        if isinstance(layer, nn.modules.dropout._DropoutNd) and layer.p > 0:
+            return f"the layer {where} drops units at random"
+        own = any(True for _ in layer.parameters(recurse=False))
+        if own and not callable(getattr(layer, "reset_parameters", None)):
+            return f"the layer {where} cannot be started anew (it has no reset_parameters)"
+    if not any(True for _ in module.parameters()):
+        return "it has no parameters"
+    return None
+
+
+def _start(skeleton: nn.Module, seeds: tuple[int, ...]) -> dict[str, Tensor]:
+    """Parameters of freshly started copies, stacked by name."""
+    found = []
+    with _STARTING, torch.random.fork_rng(devices=[]):
+        for seed in seeds:
+            torch.manual_seed(seed)
+            one = copy.deepcopy(skeleton)
+            for layer in one.modules():
+                start_anew = getattr(layer, "reset_parameters", None)
+                if callable(start_anew):
+                    start_anew()
+            found.append({name: value.detach() for name, value in one.named_parameters()})
+    return {name: torch.stack([one[name] for one in found]) for name in found[0]}

@@ -14,10 +14,8 @@ import torch
 from torch import nn
 
 from audit.models.records import AuditedRecords, RecordTables
-from audit.models.shadow_models import ShadowRecipe
-from audit.models.signals import phi_from_logits
-from audit.models.stacked import StackedLogistic, StackedPerceptron
-from audit.models.stacked_module import StackedModule, why_not_stackable
+from audit.models.shadow_models import ShadowRecipe, phi_from_logits
+from audit.models.stacked import StackedLogistic, StackedModule, StackedPerceptron, why_not_stackable
 from audit.models.targets import OutputKind, numeric_inputs, phi_of_outputs
 from audit.named import load_named
 from calibrate.arrays import Floats

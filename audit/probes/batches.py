@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 from scipy import stats
 from scipy.special import kl_div, logsumexp
 
-from audit.probes.rehearsal import Rehearsal
 from audit.probes.setting import units_of
 from audit.report.results import Check, Layer, not_possible, passed_if
 from audit.runs.evidence import sensitive_silos, wrong_answers
+from audit.runs.rerun import Rehearsal
 from calibrate.manifest.mechanism import NoiseSource, NoPrivacyPromised
 from calibrate.sampling import (
     Cyclic,

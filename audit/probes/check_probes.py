@@ -10,11 +10,11 @@ from audit.probes.batches import check_batches
 from audit.probes.fresh_noise import check_fresh_noise, check_gate_alone
 from audit.probes.isolation import check_isolation
 from audit.probes.neighbouring_files import check_files
-from audit.probes.rehearsal import DEFAULT_ROUNDS, Rehearsal, rehearse
 from audit.probes.sensitivity import check_every_unit, check_sensitivity
 from audit.probes.setting import ProbeSetting
 from audit.report.results import Check, Layer, not_possible, passed_if
 from audit.runs.evidence import RunEvidence
+from audit.runs.rerun import DEFAULT_ROUNDS, Rehearsal, rehearse
 from calibrate.errors import PrivfairError
 from calibrate.manifest.mechanism import NoPrivacyPromised
 from calibrate.privacy_unit import Protected

@@ -13,7 +13,6 @@ from itertools import combinations, pairwise
 import numpy as np
 from scipy import stats
 
-from audit.probes.rehearsal import Rehearsal
 from audit.report.results import Check, CheckOutcome, Layer, passed_if
 from audit.runs.noise import (
     Residuals,
@@ -25,7 +24,7 @@ from audit.runs.noise import (
     standardise,
     variance_of,
 )
-from audit.runs.rerun import Answers, Sending
+from audit.runs.rerun import Answers, Rehearsal, Sending
 from calibrate.arrays import Floats, Integers
 from calibrate.manifest.mechanism import GaussianNoise, LaplaceNoise, NoiseSource, NoPrivacyPromised, RandomizedCategory
 

@@ -20,7 +20,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from audit.probes.rehearsal import Rehearsal
 from audit.probes.setting import (
     MessageValues,
     ProbeSetting,
@@ -38,6 +37,7 @@ from audit.probes.setting import (
     without,
 )
 from audit.report.results import BoundPower, Check, Layer, LocalSensitivity, StepShares, not_possible, passed_if
+from audit.runs.rerun import Rehearsal
 from calibrate.errors import InvalidInput, PrivfairError, count
 from calibrate.privacy_unit import Relation
 from privfair.algorithms.algorithm import SiloTensors

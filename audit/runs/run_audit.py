@@ -12,9 +12,8 @@ from audit.probes.check_probes import check_probes
 from audit.report.results import Attack, AuditReport, Layer, ModelQuality, Promise, not_possible
 from audit.runs.conformance import check_conformance
 from audit.runs.evidence import RunEvidence
-from audit.runs.federated import NO_SITES, SitesInHand, check_sites, read_site_papers
 from audit.runs.noise import check_noise, check_noise_floor
-from audit.runs.own_loop import check_loop, read_loop
+from audit.runs.papers import NO_SITES, SitesInHand, check_loop, check_sites, read_loop, read_site_papers
 from audit.settings import AuditOptions
 from audit.verdict import judge, on_trial
 from calibrate.errors import UnsupportedCombination

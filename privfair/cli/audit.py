@@ -270,7 +270,7 @@ class _RunFlags:
 
 
 def _judge_run(run: Path, flags: _RunFlags, trusted: FolderTrust, options: AuditOptions) -> AuditReport:
-    from audit.runs.federated import SitesInHand
+    from audit.runs.papers import SitesInHand
     from audit.runs.run_audit import audit_run
     from privfair.ledger import Ledger, LedgerAccess
 

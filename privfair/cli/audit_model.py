@@ -15,10 +15,9 @@ from audit.models.attribute_audit import AttributeOptions
 from audit.models.epsilon_bound import ClaimOnTrial
 from audit.models.exposure import grouping_column
 from audit.models.membership_audit import MembershipOptions, audit_model, audit_scores
-from audit.models.open_target import PickleTrust, open_target
 from audit.models.records import AuditedRecords, ColumnChoice, RecordTables, encode_tables
 from audit.models.shadow_models import ShadowRecipe
-from audit.models.targets import MemberEnd, OutputKind, Target, quality_of, read_scores
+from audit.models.targets import MemberEnd, OutputKind, PickleTrust, Target, open_target, quality_of, read_scores
 from audit.report.results import Assignment, AuditReport
 from audit.settings import ExposureOptions
 from calibrate.errors import InvalidInput

@@ -13,9 +13,9 @@ from audit.claims.catalogue import claim_named, ids
 from audit.claims.claim import Arrays, DistanceClaim, Domain, Subject
 from audit.claims.falsify import CataloguedClaim, Search, SearchResult
 from audit.named import load_named
-from audit.probes.rehearsal import rehearse
 from audit.probes.sensitivity import NOTE, local_sensitivity
 from audit.report.results import LocalSensitivity
+from audit.runs.rerun import rehearse
 from calibrate.errors import InvalidInput, PrivfairError
 from calibrate.manifest.document import BudgetDocument
 from calibrate.manifest.mechanism import NoPrivacyPromised

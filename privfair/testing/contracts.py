@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from audit.models.roc import area
-from audit.models.signals import Signals
+from audit.models.shadow_models import Signals
 from calibrate.budget import calibrate_plan
 from calibrate.errors import InvalidInput
 from calibrate.plans.from_mapping import plan_from_mapping

@@ -20,8 +20,8 @@ from sklearn.linear_model import LinearRegression, LogisticRegression
 from sklearn.tree import DecisionTreeClassifier
 
 import privfair as pf
-from audit.models.open_target import open_target
 from audit.models.records import AuditedRecords
+from audit.models.targets import open_target
 from audit.models.torch_targets import TorchTarget
 from calibrate.errors import InvalidInput
 

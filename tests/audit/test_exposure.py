@@ -16,7 +16,7 @@ import privfair as pf
 from audit.models.epsilon_bound import BoundTerms
 from audit.models.exposure import exposed_records, exposure_of_groups, grouping_column, learn_rule
 from audit.models.records import Coins
-from audit.models.signals import Signals
+from audit.models.shadow_models import Signals
 from audit.report.page import ReportContent, render
 from audit.report.results import Assignment, AuditReport
 from calibrate.errors import InvalidInput

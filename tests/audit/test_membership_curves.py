@@ -14,7 +14,7 @@ from sklearn.metrics import roc_auc_score, roc_curve
 
 from audit.models.membership_attacks import Rmia, shares_above
 from audit.models.roc import area, curve, low_rates, rate_at
-from audit.models.signals import Signals, log_probability, phi_from_logits, phi_from_probabilities
+from audit.models.shadow_models import Signals, log_probability, phi_from_logits, phi_from_probabilities
 from audit.report.results import AttackName, Interval, MembershipAttackResult, MembershipResult
 from calibrate.errors import InvalidInput
 

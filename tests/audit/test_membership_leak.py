@@ -11,8 +11,7 @@ from audit.models.membership_attacks import LiraOffline, LiraOnline, LossThresho
 from audit.models.membership_audit import MembershipOptions, audit_model, audit_scores, blind_rule
 from audit.models.records import AuditedRecords
 from audit.models.roc import area_value
-from audit.models.shadow_models import ShadowRecords, random_halves, train_shadow_models
-from audit.models.signals import Signals
+from audit.models.shadow_models import ShadowRecords, Signals, random_halves, train_shadow_models
 from audit.models.stacked import StackedLogistic
 from audit.models.torch_targets import TorchTarget
 from audit.report.results import Assignment, AttackName, AuditReport, Conclusion, ShadowDesign

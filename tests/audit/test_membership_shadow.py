@@ -19,8 +19,7 @@ from sklearn.pipeline import make_pipeline
 from torch import nn
 
 from audit.models.shadow_models import ShadowRecipe, ShadowRecords, random_halves, train_shadow_models
-from audit.models.stacked import StackedLogistic, StackedPerceptron
-from audit.models.stacked_module import StackedModule
+from audit.models.stacked import StackedLogistic, StackedModule, StackedPerceptron
 from audit.models.targets import ClonedEstimator, twin_forest
 from audit.models.torch_targets import TorchTarget
 from calibrate.errors import InvalidInput, UnsupportedCombination
@@ -44,8 +43,11 @@ def cases() -> dict[str, tuple[ShadowRecipe, ShadowRecords]]:
         "logistic, many classes": (LOGISTIC, many),
         "private logistic": (PRIVATE, two),
         "perceptron": (NET, many),
-        "module": (StackedModule(nn.Sequential(nn.Linear(20, 16), nn.Tanh(), nn.Linear(16, 4)), 12, 16), many),
-        "module, one output": (StackedModule(nn.Linear(20, 1), 12, 16), two),
+        "module": (
+            StackedModule(nn.Sequential(nn.Linear(20, 16), nn.Tanh(), nn.Linear(16, 4)), epochs=12, batch=16),
+            many,
+        ),
+        "module, one output": (StackedModule(nn.Linear(20, 1), epochs=12, batch=16), two),
         "clones": (ClonedEstimator(LogisticRegression(), many.features), many),
         "forests": (ClonedEstimator(RandomForestClassifier(8), two.features), two),
     }
@@ -148,7 +150,7 @@ def test_a_stacked_module_leaves_the_target_and_the_global_generator_alone() -> 
     torch.manual_seed(3)
     expected = torch.rand(1)
     torch.manual_seed(3)
-    train_shadow_models(StackedModule(module, 2), records, random_halves(2, 40, 0), 1)
+    train_shadow_models(StackedModule(module, epochs=2), records, random_halves(2, 40, 0), 1)
     assert torch.rand(1) == expected
     assert torch.equal(module.weight, before)
 

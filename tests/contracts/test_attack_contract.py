@@ -16,7 +16,7 @@ from audit.bounds import Selection
 from audit.models.epsilon_bound import BoundTerms, bound_of, rankings_of
 from audit.models.membership_attacks import LiraOffline, LiraOnline, LossThreshold, MembershipAttack, Rmia
 from audit.models.roc import area
-from audit.models.signals import Signals
+from audit.models.shadow_models import Signals
 from audit.models.targets import UserScore
 from audit.report.results import Assignment
 from calibrate.accountants.gaussian import gaussian_epsilon

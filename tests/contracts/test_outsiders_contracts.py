@@ -10,7 +10,7 @@ import pytest
 from torch import Tensor
 
 from audit.models.membership_attacks import LossThreshold, Rmia, Scoring
-from audit.models.signals import Signals
+from audit.models.shadow_models import Signals
 from calibrate.arrays import Floats
 from calibrate.plans.gaussian import GaussianPlan
 from calibrate.theorems.catalogue import theorem_named

@@ -150,8 +150,8 @@ def save_onnx(path: Path, *, sigmoid: bool = False) -> None:
 
 def test_an_onnx_file_gives_the_signals_of_its_matrix(tmp_path: Path, files: tuple[object, ...]) -> None:
     pytest.importorskip("onnxruntime")
-    from audit.models.open_target import open_target
-    from audit.models.signals import phi_from_logits
+    from audit.models.shadow_models import phi_from_logits
+    from audit.models.targets import open_target
     from tests.audit.membership_worlds import audited
 
     path = tmp_path / "m.onnx"

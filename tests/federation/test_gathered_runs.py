@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from audit.report.results import AuditReport, CheckOutcome
-from audit.runs.federated import SitesInHand
+from audit.runs.papers import SitesInHand
 from audit.runs.run_audit import audit_run
 from audit.settings import AuditOptions
 from calibrate.errors import InvalidInput, Refused

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from audit.report.results import CheckOutcome
-from audit.runs.federated import SitesInHand, _asked_records, _asked_too_often, read_site_papers
+from audit.runs.papers import SitesInHand, _asked_records, _asked_too_often, read_site_papers
 from audit.runs.run_audit import audit_run
 from audit.settings import AuditOptions
 from calibrate.errors import InvalidInput, UnsupportedCombination

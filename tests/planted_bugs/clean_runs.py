@@ -18,9 +18,9 @@ from tempfile import TemporaryDirectory
 
 from scipy import stats
 
-from audit.probes import rehearsal
 from audit.probes.check_probes import check_rehearsal
 from audit.report.results import Check, CheckOutcome
+from audit.runs import rerun
 from audit.runs.conformance import check_conformance
 from audit.runs.noise import check_noise, check_noise_floor
 from privfair.ledger import Ledger, LedgerAccess
@@ -60,7 +60,7 @@ class CleanRun:
 
 def main(words: list[str]) -> int:
     runs = int(words[0]) if words else 100
-    rehearsal.MESSAGES = int(words[1]) if len(words) > 1 else rehearsal.MESSAGES
+    rerun.MESSAGES = int(words[1]) if len(words) > 1 else rerun.MESSAGES
     log = Path(words[2]) if len(words) > 2 else None
     made = _read(log)
     known = {(one.engine, one.seed) for one in made}
@@ -85,13 +85,13 @@ def _read(log: Path | None) -> list[CleanRun]:
     if log is None or not log.exists():
         return []
     found = [CleanRun(**json.loads(line)) for line in log.read_text("utf-8").splitlines()]
-    return [one for one in found if one.messages == rehearsal.MESSAGES]
+    return [one for one in found if one.messages == rerun.MESSAGES]
 
 
 def _make(workshop: Workshop, engine: Engine, seed: int) -> CleanRun:
     start = time.process_time()
     said = flagged(workshop, engine, 1000 + seed)
-    return CleanRun(engine.value, seed, rehearsal.MESSAGES, said, time.process_time() - start)
+    return CleanRun(engine.value, seed, rerun.MESSAGES, said, time.process_time() - start)
 
 
 def _show(made: list[CleanRun], engines: list[str]) -> int:

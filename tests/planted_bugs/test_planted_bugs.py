@@ -6,7 +6,7 @@ from unittest.mock import patch
 
 import pytest
 
-from audit.probes import rehearsal
+from audit.runs import rerun
 from tests.planted_bugs.bug import Bug, Caught
 from tests.planted_bugs.catalogue import BUGS
 from tests.planted_bugs.clean_runs import flagged, most_alarms
@@ -62,8 +62,8 @@ CASES = [
 
 @pytest.mark.parametrize(("bug", "layer"), CASES)
 def test_the_bug_is_caught(bug: Bug, layer: Caught, workshop: Workshop) -> None:
-    as_an_audit_does = 10_000 if bug.name in FAINT else rehearsal.MESSAGES
-    with patch.object(rehearsal, "MESSAGES", as_an_audit_does):
+    as_an_audit_does = 10_000 if bug.name in FAINT else rerun.MESSAGES
+    with patch.object(rerun, "MESSAGES", as_an_audit_does):
         assert findings_of(bug, layer, workshop)
 
 

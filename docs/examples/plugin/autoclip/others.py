@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 from torch import nn
 
-from audit.models.signals import Signals
+from audit.models.shadow_models import Signals
 from calibrate.arrays import Floats
 from privfair.data.dataset import Dataset
 from privfair.data.facts import digest

@@ -1,28 +1,41 @@
-"""The papers of a run over guards: each site's transcript, steps, batches and ledger, and what they amount to together.
+"""Runs of which the auditor has documents and not all the data: gathered from guards, or a loop of its owner's own.
 
-A site alone can judge its own half by them; a gathered run is judged whole. With the records of all sites in hand the
-audit goes on as for a run in one process (`audit.runs.run_audit`).
+A site alone can judge its own half by its transcript, steps, batches and ledger; a gathered run is judged whole. With
+the records of all sites in hand the audit continues as for a run in one process (`audit.runs.run_audit`).
+
+Of a loop (`privfair.BudgetedRun`) only its owner has the data and the computation. What is left to ask: do manifest,
+ledger, transcript and batches match each other, is the price right, and is there at least the signed noise in what was
+published? The last is the floor of `audit.runs.noise`: given all earlier rounds, |message - anything known before|^2 /
+sigma^2 is stochastically at least chi-squared, so that a sum of such squares in the lower tail shows missing noise,
+whatever the loop computed. It can show a breach and never speaks for a promise.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
+from scipy.special import chdtr
 
 from audit.probes.batches import wrong_batches
 from audit.report.results import Check, Layer, not_possible, passed_if
-from audit.runs.conformance import check_model, check_price, check_signatures, check_transcript
+from audit.runs.conformance import check_model, check_papers, check_price, check_signatures, check_transcript
+from audit.runs.noise import ALL_MEASURED, DEFAULT_ALPHA
+from calibrate.arrays import Floats
 from calibrate.errors import PrivfairError, Refused
-from calibrate.manifest.document import BudgetDocument, DataBinding
+from calibrate.manifest.document import BudgetDocument, DataBinding, plan_digest
 from calibrate.manifest.keys import BadSignature, BrokenEnvelope, PublicKey, check_signature, open_envelope
+from calibrate.manifest.mechanism import GaussianNoise
 from calibrate.manifest.strict_json import canonical
-from calibrate.manifest.verify import AuthenticManifest, misfit_of_data
+from calibrate.manifest.verify import AuthenticManifest, authenticate, misfit_of_data, read_unverified
+from calibrate.plans.plan import AlgorithmName
 from calibrate.privacy_unit import Relation
 from privfair.batches.randomness import Indexes
+from privfair.batches.record import BatchRecord
 from privfair.data.training_data import load_site_data, site_facts
 from privfair.federation.gather import STEPS, SitePart, is_merged_from, parties_of
 from privfair.federation.registries import most_participations
@@ -38,6 +51,7 @@ from privfair.run.trusted_plan import read_folder_plan
 from privfair.transcript import Transcript
 
 _RARE = 1e-6
+"""False-alarm probability of the questions about batches."""
 
 
 @dataclass(frozen=True)
@@ -53,21 +67,24 @@ NO_SITES = SitesInHand()
 
 
 @dataclass(frozen=True, eq=False)
-class SitePapers:
-    """The folder of a run over guards, gathered; or of one guard alone."""
+class RunPapers:
+    """What every run folder has, whoever made the computation."""
 
     folder: RunFolder
-    plan: TrainingPlan
     document: BudgetDocument
     manifest_digest: str
     authentic: AuthenticManifest | None
+    transcript: Transcript
+
+
+@dataclass(frozen=True, eq=False)
+class SitePapers(RunPapers):
+    """The folder of a run over guards, gathered; or of one guard alone."""
+
+    plan: TrainingPlan
     parts: tuple[SitePart, ...]
     gathered: bool
     """Whether all parties are here."""
-
-    @property
-    def transcript(self) -> Transcript:
-        return Transcript.read(self.folder.transcript)
 
     def covered_by(self, sites: SitesInHand) -> bool:
         """Whether all parties are here, and the records of all silos are in hand."""
@@ -81,16 +98,6 @@ class SitePapers:
         """The sites that hold nothing but attributes."""
         attributes = self.plan.data.attributes
         return attributes.registries if isinstance(attributes, AttributesAtSites) else {}
-
-
-@dataclass(frozen=True, eq=False)
-class _OwnPapers:
-    """One party's transcript under the common manifest."""
-
-    document: BudgetDocument
-    manifest_digest: str
-    authentic: AuthenticManifest | None
-    transcript: Transcript
 
 
 def read_site_papers(path: Path, trusted: FolderTrust, plan_path: Path | None = None) -> SitePapers | None:
@@ -110,8 +117,8 @@ def read_site_papers(path: Path, trusted: FolderTrust, plan_path: Path | None = 
             f"`privfair federation gather {path} {' '.join(f'{name}=FOLDER' for name in names)}`"
         )
     gathered = tuple(part.name for part in parts) == names and (path / "parties").is_dir()
-    papers = (folder, found.plan, found.document, found.manifest_digest, found.authentic)
-    return SitePapers(*papers, parts, gathered)
+    papers = (folder, found.document, found.manifest_digest, found.authentic, Transcript.read(folder.transcript))
+    return SitePapers(*papers, found.plan, parts, gathered)
 
 
 def check_sites(papers: SitePapers, sites: SitesInHand) -> tuple[Check, ...]:
@@ -132,8 +139,7 @@ def _common(papers: SitePapers) -> Iterator[Check]:
 
 
 def _part(papers: SitePapers, part: SitePart, sites: SitesInHand) -> Iterator[Check]:
-    own = _OwnPapers(papers.document, papers.manifest_digest, papers.authentic, part.transcript)
-    for check in check_transcript(own, sites.ledgers.get(part.name)):
+    for check in check_transcript(replace(papers, transcript=part.transcript), sites.ledgers.get(part.name)):
         yield check.model_copy(update={"name": f"{check.name}, {part.name}"})
     bound = {one.ledger for one in papers.document.ledgers if one.silo in (None, part.name)}
     if bound:
@@ -165,7 +171,7 @@ def _receipt(part: SitePart, key: PublicKey | None) -> Iterator[Check]:
 
 
 def _whole(papers: SitePapers) -> Iterator[Check]:
-    merged = Transcript.read(papers.folder.transcript)
+    merged = papers.transcript
     made = is_merged_from(merged, papers.parts)
     yield _check("merged transcript", made, f"of {len(papers.parts)} parties" if made else "holds what no site sent")
     unit = papers.document.guarantee.privacy_unit()
@@ -250,3 +256,112 @@ def _check(name: str, condition: bool, finding: str) -> Check:
 
 def _unknown(name: str, why: str) -> Check:
     return not_possible(Layer.CONFORMANCE, name, why)
+
+
+# A loop of somebody's own (`privfair.BudgetedRun`).
+
+_DROWNED = 3.0
+"""Where squares are this many times what noise alone would give, missing noise would not be seen."""
+_NO_DATA = "the loop's data and computation are its owner's; audit the training function, or the model, for more"
+
+
+@dataclass(frozen=True, eq=False)
+class LoopEvidence(RunPapers):
+    """What a loop's run folder holds."""
+
+    batches: BatchRecord | None
+
+
+def read_loop(path: Path, trusted: FolderTrust) -> LoopEvidence | None:
+    """The folder of a loop of somebody's own; None where privfair's own engine made the run."""
+    folder = RunFolder.existing(path)
+    if not folder.manifest.exists():
+        return None
+    envelope = folder.manifest.read_bytes()
+    claimed = read_unverified(envelope)
+    if not _is_loop(folder, claimed.document):
+        return None
+    authentic = None if trusted.signers is None else authenticate(envelope, trusted.signers, for_reading=True)
+    batches = BatchRecord.read(folder.batches) if folder.batches.exists() else None
+    papers = (folder, claimed.document, claimed.digest, authentic, Transcript.read(folder.transcript))
+    return LoopEvidence(*papers, batches)
+
+
+def _is_loop(folder: RunFolder, document: BudgetDocument) -> bool:
+    if document.algorithm == AlgorithmName.OWN_LOOP.value:
+        return True
+    planless = document.algorithm == AlgorithmName.GAUSSIAN.value and not folder.plan.exists()
+    return planless and document.config_digest == plan_digest(document.algorithm, document.parameters)
+
+
+def check_loop(evidence: LoopEvidence, ledger: Ledger | None = None) -> tuple[Check, ...]:
+    """All questions that can be asked without data, and by name those that cannot."""
+    return (
+        *check_papers(evidence, ledger),
+        _configuration(evidence),
+        *_batches(evidence),
+        *_noise(evidence),
+        not_possible(Layer.PROBE, "probes", _NO_DATA),
+        not_possible(Layer.ATTACK, "attack", _NO_DATA),
+    )
+
+
+def _configuration(evidence: LoopEvidence) -> Check:
+    document, plan = evidence.document, evidence.folder.plan
+    if plan.exists():
+        found, text = hashlib.sha256(plan.read_bytes()).hexdigest(), "the plan is the signed one, byte for byte"
+    else:
+        found, text = plan_digest(document.algorithm, document.parameters), "no plan file: the signed parameters"
+    return _check("plan", found == document.config_digest, text)
+
+
+def _batches(evidence: LoopEvidence) -> Iterator[Check]:
+    if not evidence.document.sampling:
+        return
+    if evidence.batches is None:
+        yield _unknown("batches", "they are secret, so how they were drawn cannot be seen")
+        return
+    scheme, declared = evidence.batches.header.sampling, evidence.document.sampling[0].scheme
+    yield _check("sampling is the signed one", scheme == declared, type(scheme).__name__)
+    rounds = sorted({release.round for release in evidence.transcript.releases()})
+    sizes = {silo.name: silo.size for silo in evidence.document.data.silos}
+    for party in evidence.transcript.header.parties:
+        batches = evidence.batches
+        drawn = {number: np.asarray(batches.batch(number, party), dtype=np.int64) for number in rounds}
+        wrong = wrong_batches(scheme, sizes[party], drawn, _RARE)
+        finding = wrong or f"{len(rounds)} batches, drawn as declared"
+        yield _check(f"batches of {party}", wrong is None, finding)
+
+
+def _noise(evidence: LoopEvidence) -> Iterator[Check]:
+    """For each value and party: does nothing repeat, and are there at least the squares that the signed noise gives?"""
+    header = evidence.transcript.header
+    signed = {value.name: value for value in evidence.document.releases if isinstance(value, GaussianNoise)}
+    measured = [(party, signed[spec.name]) for party in header.parties for spec in header.values if spec.name in signed]
+    for party, declared in measured:
+        rows = np.asarray(evidence.transcript.values(party, declared.name), dtype=np.float64)
+        if not len(rows):
+            continue
+        flat = rows.reshape(len(rows), -1) / declared.sigma
+        repeated = sum(times - 1 for times in Counter(row.tobytes() for row in flat).values())
+        name = f"{declared.name} of {party}"
+        finding = f"{repeated} messages equal an earlier one" if repeated else f"{len(flat)} messages, all different"
+        yield passed_if(Layer.NOISE, f"noise of {name} is fresh", repeated == 0, finding)
+        yield _floor(name, flat, DEFAULT_ALPHA / (2 * len(measured)))
+    yield not_possible(Layer.NOISE, ALL_MEASURED, f"{_NO_DATA}; a floor is not all of the noise")
+
+
+def _floor(name: str, rows: Floats, alpha: float) -> Check:
+    """The two references that an observer has before each round: nothing, and the mean of the rounds before."""
+    before = np.cumsum(rows, axis=0)[:-1] / np.arange(1, len(rows))[:, None]
+    squares = [float((rows**2).sum()), float(((rows[1:] - before) ** 2).sum())]
+    numbers = [rows.size, rows[1:].size]
+    chances = [chdtr(n, s) if n else 1.0 for n, s in zip(numbers, squares, strict=True)]
+    shares = [s / n for n, s in zip(numbers, squares, strict=True) if n]
+    question = f"at least the signed noise in {name}"
+    if min(chances) < alpha:
+        share = float(np.sqrt(min(shares)))
+        return passed_if(Layer.NOISE, question, False, f"at most {share:.3g} of the signed scale is there")
+    if min(shares) > _DROWNED:
+        return not_possible(Layer.NOISE, question, "the sums are so large that missing noise would not be seen")
+    return passed_if(Layer.NOISE, question, True, f"squares are {min(shares):.3f} of what noise alone gives, or more")
