@@ -17,22 +17,24 @@ missing or additional keys and out-of-range numbers are refused.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
 from fractions import Fraction
-from typing import TYPE_CHECKING, assert_never
+from functools import cache
+from types import UnionType
+from typing import TYPE_CHECKING, Any, assert_never, get_args, get_origin, get_type_hints
 
 from calibrate.errors import InvalidInput, count, positive
 from calibrate.sampling import (
+    SCHEMES,
     Batch,
     Cyclic,
     FixedSize,
-    Poisson,
     RandomAllocation,
     Sampling,
     ShuffledEpochs,
     TruncatedPoisson,
-    WithReplacement,
+    scheme_of,
 )
 
 if TYPE_CHECKING:
@@ -287,180 +289,114 @@ def _check_tuple(argument: str, value: tuple[object, ...]) -> None:
 
 def encode_release(release: Release) -> dict[str, Json]:
     """The JSON value of a release; `decode_release` is its inverse."""
-    match release:
-        case Gaussian(multiplier):
-            return {"kind": "gaussian", "noiseMultiplier": float(multiplier)}
-        case Laplace(scale):
-            return {"kind": "laplace", "scale": float(scale)}
-        case RandomizedResponse(epsilon, categories):
-            return {"kind": "randomized-response", "epsilon": float(epsilon), "categories": int(categories)}
-        case NonPrivate(why, depends):
-            return {"kind": "non-private", "why": why, "dependsOnUnit": bool(depends)}
-        case Together(parts):
-            return {"kind": "together", "releases": [encode_release(part) for part in parts]}
-        case Sampled(sampling, inner):
-            return {"kind": "sampled", "sampling": encode_sampling(sampling), "release": encode_release(inner)}
-        case Repeated(inner, times):
-            return {"kind": "repeated", "release": encode_release(inner), "times": int(times)}
-        case InSequence(parts):
-            return {"kind": "in-sequence", "releases": [encode_release(part) for part in parts]}
-        case _:
-            assert_never(release)
+    return {"kind": _KIND_OF[type(release)], **_encoded(release)}
 
 
 def encode_sampling(sampling: Sampling) -> dict[str, Json]:
     """The JSON value of a sampling; `decode_sampling` is its inverse."""
-    match sampling:
-        case Poisson(rate, batch):
-            return {"scheme": "poisson", "rate": float(rate), "batch": batch.value}
-        case FixedSize(population, size, batch):
-            return _sized("fixed-size", population, "size", size, batch)
-        case ShuffledEpochs(population, size, batch):
-            return _sized("shuffled-epochs", population, "size", size, batch)
-        case WithReplacement(population, draws, batch):
-            return _sized("with-replacement", population, "draws", draws, batch)
-        case RandomAllocation(batches, drawn, batch):
-            counts: dict[str, Json] = {"batches": int(batches), "drawn": int(drawn)}
-            return {"scheme": "random-allocation", **counts, "batch": batch.value}
-        case TruncatedPoisson(rate, population, limit, batch):
-            sizes: dict[str, Json] = {"population": int(population), "limit": int(limit)}
-            return {"scheme": "truncated-poisson", "rate": float(rate), **sizes, "batch": batch.value}
-        case Cyclic(groups, rate, bands, batch):
-            cycle: dict[str, Json] = {"groups": int(groups), "rate": float(rate), "bands": int(bands)}
-            return {"scheme": "cyclic", **cycle, "batch": batch.value}
-        case _:
-            assert_never(sampling)
+    return {"scheme": scheme_of(sampling), **_encoded(sampling)}
 
 
 def decode_release(value: object) -> Release:
     """The release a JSON value stands for; raises `InvalidInput` for anything `encode_release` cannot write."""
-    fields = _object("release", value)
-    match fields.get("kind"):
-        case "gaussian":
-            _exactly(fields, "kind", "noiseMultiplier")
-            return Gaussian(_number(fields, "noiseMultiplier"))
-        case "laplace":
-            _exactly(fields, "kind", "scale")
-            return Laplace(_number(fields, "scale"))
-        case "randomized-response":
-            _exactly(fields, "kind", "epsilon", "categories")
-            return RandomizedResponse(_number(fields, "epsilon"), _whole(fields, "categories"))
-        case "non-private":
-            _exactly(fields, "kind", "why", "dependsOnUnit")
-            return NonPrivate(_text(fields, "why"), _truth(fields, "dependsOnUnit"))
-        case "together":
-            _exactly(fields, "kind", "releases")
-            return Together(tuple(_noisy(part) for part in _list(fields, "releases")))
-        case "sampled":
-            _exactly(fields, "kind", "sampling", "release")
-            return Sampled(decode_sampling(fields["sampling"]), _noisy_or_together(fields["release"]))
-        case "repeated":
-            _exactly(fields, "kind", "release", "times")
-            return Repeated(decode_release(fields["release"]), _whole(fields, "times"))
-        case "in-sequence":
-            _exactly(fields, "kind", "releases")
-            return InSequence(tuple(decode_release(part) for part in _list(fields, "releases")))
-        case kind:
-            raise InvalidInput("kind", kind, "is not a release of the algebra", "use one that privfair writes")
+    found: Release = _decoded("release", "kind", KINDS, value)
+    return found
 
 
 def decode_sampling(value: object) -> Sampling:
     """The sampling a JSON value stands for; raises `InvalidInput` for anything `encode_sampling` cannot write."""
-    fields = _object("sampling", value)
-    match fields.get("scheme"):
-        case "poisson":
-            _exactly(fields, "scheme", "rate", "batch")
-            return Poisson(_number(fields, "rate"), _batch(fields))
-        case "fixed-size":
-            _exactly(fields, "scheme", "population", "size", "batch")
-            return FixedSize(_whole(fields, "population"), _whole(fields, "size"), _batch(fields))
-        case "shuffled-epochs":
-            _exactly(fields, "scheme", "population", "size", "batch")
-            return ShuffledEpochs(_whole(fields, "population"), _whole(fields, "size"), _batch(fields))
-        case "with-replacement":
-            _exactly(fields, "scheme", "population", "draws", "batch")
-            return WithReplacement(_whole(fields, "population"), _whole(fields, "draws"), _batch(fields))
-        case "random-allocation":
-            _exactly(fields, "scheme", "batches", "drawn", "batch")
-            return RandomAllocation(_whole(fields, "batches"), _whole(fields, "drawn"), _batch(fields))
-        case "truncated-poisson":
-            _exactly(fields, "scheme", "rate", "population", "limit", "batch")
-            sizes = _whole(fields, "population"), _whole(fields, "limit")
-            return TruncatedPoisson(_number(fields, "rate"), *sizes, _batch(fields))
-        case "cyclic":
-            _exactly(fields, "scheme", "groups", "rate", "bands", "batch")
-            return Cyclic(_whole(fields, "groups"), _number(fields, "rate"), _whole(fields, "bands"), _batch(fields))
-        case scheme:
-            raise InvalidInput("scheme", scheme, "is not a known sampling", "use one that privfair writes")
+    found: Sampling = _decoded("sampling", "scheme", SCHEMES, value)
+    return found
 
 
-def _sized(scheme: str, population: int, key: str, size: int, batch: Batch) -> dict[str, Json]:
-    return {"scheme": scheme, "population": int(population), key: int(size), "batch": batch.value}
+KINDS: dict[str, type] = {
+    "gaussian": Gaussian,
+    "laplace": Laplace,
+    "randomized-response": RandomizedResponse,
+    "non-private": NonPrivate,
+    "together": Together,
+    "sampled": Sampled,
+    "repeated": Repeated,
+    "in-sequence": InSequence,
+}
+"""The releases as manifests name them; their JSON is this name and their fields in camelCase."""
+_KIND_OF = {kind: name for name, kind in KINDS.items()}
 
 
-def _noisy(value: object) -> Gaussian | Laplace:
-    release = decode_release(value)
-    if isinstance(release, Gaussian | Laplace):
-        return release
-    raise InvalidInput("releases", type(release).__name__, "cannot be one value of a batch", "use Gaussian or Laplace")
+@cache
+def _fields_of(kind: type) -> dict[str, tuple[str, Any]]:
+    """The fields of a release or a sampling: its own name, the one in JSON, and the type."""
+    hints = get_type_hints(kind)
+    return {_camel(field.name): (field.name, hints[field.name]) for field in fields(kind)}
 
 
-def _noisy_or_together(value: object) -> Gaussian | Laplace | Together:
-    release = decode_release(value)
-    if isinstance(release, Gaussian | Laplace | Together):
-        return release
-    raise InvalidInput("release", type(release).__name__, "cannot be sampled", "use Gaussian, Laplace or Together")
+def _camel(name: str) -> str:
+    first, *others = name.split("_")
+    return first + "".join(map(str.capitalize, others))
 
 
-def _object(argument: str, value: object) -> Mapping[str, object]:
+def _encoded(value: Release | Sampling) -> dict[str, Json]:
+    kind: type = type(value)
+    return {spelled: _to_json(getattr(value, name), hint) for spelled, (name, hint) in _fields_of(kind).items()}
+
+
+def _to_json(value: Any, hint: Any) -> Json:
+    if hint in (float, int, bool, str):  # whatever a caller gave, a manifest holds plain numbers
+        plain: Json = hint(value)
+        return plain
+    match value:
+        case Batch():
+            return value.value
+        case tuple():
+            return [encode_release(part) for part in value]
+        case _:
+            return encode_sampling(value) if hint == Sampling else encode_release(value)
+
+
+def _decoded(what: str, tag: str, kinds: Mapping[str, type], value: object) -> Any:
     if not isinstance(value, Mapping):
-        raise InvalidInput(argument, value, "must be a JSON object", "write it as privfair does")
-    return value
+        raise InvalidInput(what, value, "must be a JSON object", "write it as privfair does")
+    name = value.get(tag)
+    if not isinstance(name, str) or name not in kinds:
+        raise InvalidInput(tag, name, f"is not a {what}", "use one that privfair writes")
+    wanted = _fields_of(kinds[name])
+    if set(value) != {tag, *wanted}:
+        raise InvalidInput("keys", sorted(value), f"must be exactly {sorted((tag, *wanted))}", "add or drop the others")
+    given = {own: _from_json(spelled, hint, value[spelled]) for spelled, (own, hint) in wanted.items()}
+    return kinds[name](**given)
 
 
-def _exactly(fields: Mapping[str, object], *names: str) -> None:
-    if set(fields) != set(names):
-        raise InvalidInput("keys", sorted(fields), f"must be exactly {sorted(names)}", "write them as privfair does")
+_PLAIN: dict[type, tuple[type | UnionType, str]] = {
+    float: (int | float, "must be a number"),
+    int: (int, "must be a whole number"),
+    bool: (bool, "must be true or false"),
+    str: (str, "must be a text"),
+}
+"""The types of JSON that a field's type is read from, and what is said of any other."""
 
 
-def _number(fields: Mapping[str, object], name: str) -> float:
-    value = fields[name]
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise InvalidInput(name, value, "must be a number", "write a JSON number, not a text")
-    return float(value)
-
-
-def _whole(fields: Mapping[str, object], name: str) -> int:
-    value = fields[name]
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise InvalidInput(name, value, "must be a whole number", "write a JSON integer")
-    return value
-
-
-def _text(fields: Mapping[str, object], name: str) -> str:
-    value = fields[name]
-    if not isinstance(value, str):
-        raise InvalidInput(name, value, "must be a text", "write a JSON string")
-    return value
-
-
-def _truth(fields: Mapping[str, object], name: str) -> bool:
-    value = fields[name]
-    if not isinstance(value, bool):
-        raise InvalidInput(name, value, "must be true or false", "write a JSON truth value")
-    return value
-
-
-def _list(fields: Mapping[str, object], name: str) -> Sequence[object]:
-    value = fields[name]
+def _from_json(name: str, hint: Any, value: object) -> object:
+    if hint in _PLAIN:
+        accepted, rule = _PLAIN[hint]
+        if not isinstance(value, accepted) or (isinstance(value, bool) and hint is not bool):
+            raise InvalidInput(name, value, rule, "write it as privfair does")
+        return hint(value)
+    if hint is Batch:
+        if value not in [batch.value for batch in Batch]:
+            raise InvalidInput(name, value, "must be secret or revealed", "state whether the observer knows the batch")
+        return Batch(value)
+    if hint == Sampling:
+        return decode_sampling(value)
+    if get_origin(hint) is not tuple:
+        return _one_of(name, hint, value)
     if not isinstance(value, list | tuple):
         raise InvalidInput(name, value, "must be a list", "write a JSON array")
-    return value
+    return tuple(_one_of(name, get_args(hint)[0], part) for part in value)
 
 
-def _batch(fields: Mapping[str, object]) -> Batch:
-    value = fields["batch"]
-    for batch in Batch:
-        if value == batch.value:
-            return batch
-    raise InvalidInput("batch", value, "must be secret or revealed", "state whether the observer knows the batch")
+def _one_of(name: str, allowed: UnionType, value: object) -> Release:
+    release = decode_release(value)
+    if not isinstance(release, allowed):
+        kinds = ", ".join(kind.__name__ for kind in get_args(allowed))
+        raise InvalidInput(name, type(release).__name__, "cannot stand here", f"use one of {kinds}")
+    return release

@@ -200,6 +200,23 @@ class Cyclic:
 Sampling = Poisson | FixedSize | ShuffledEpochs | WithReplacement | RandomAllocation | TruncatedPoisson | Cyclic
 """A full batch needs no sampling: it is the bare release."""
 
+SCHEMES: dict[str, type] = {
+    "poisson": Poisson,
+    "fixed-size": FixedSize,
+    "shuffled-epochs": ShuffledEpochs,
+    "with-replacement": WithReplacement,
+    "random-allocation": RandomAllocation,
+    "truncated-poisson": TruncatedPoisson,
+    "cyclic": Cyclic,
+}
+"""The samplings as manifests and messages name them."""
+_SCHEME_OF = {kind: name for name, kind in SCHEMES.items()}
+
+
+def scheme_of(sampling: Sampling) -> str:
+    """The name of a sampling in manifests and messages."""
+    return _SCHEME_OF[type(sampling)]
+
 
 class SamplingName(StrEnum):
     """How each round's batch is drawn, as plans, command line and Python spell it."""

@@ -62,6 +62,7 @@ from calibrate.sampling import (
     ShuffledEpochs,
     TruncatedPoisson,
     WithReplacement,
+    scheme_of,
 )
 
 
@@ -395,20 +396,5 @@ def _multiplicity_pair(population: int, draws: int, mu: float) -> DominatingPair
 
 
 def _name(sampling: Sampling) -> str:
-    match sampling:
-        case Poisson():
-            return "Poisson"
-        case FixedSize():
-            return "fixed-size"
-        case ShuffledEpochs():
-            return "shuffled-epoch"
-        case WithReplacement():
-            return "with-replacement"
-        case RandomAllocation():
-            return "randomly allocated"
-        case TruncatedPoisson():
-            return "truncated Poisson"
-        case Cyclic():
-            return "cyclic"
-        case _:
-            assert_never(sampling)
+    """Its name in manifests as a word of a sentence."""
+    return scheme_of(sampling).replace("poisson", "Poisson").removesuffix("s")
