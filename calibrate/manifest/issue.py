@@ -1,21 +1,47 @@
-"""Putting a signature under a budget, never without having it priced twice first."""
+"""Putting a signature under a budget, never without having it priced twice first: one's own, or one that was asked for.
+
+What an engineer asks an officer to sign travels as a file. A request holds the whole budget document, so that what is
+signed is what was read, to the last digit; the officer's machine prices it again before it signs. The answer is either
+the signed manifest or a signed refusal with a reason.
+"""
 
 from __future__ import annotations
 
 import math
 from dataclasses import InitVar, dataclass
-from typing import TYPE_CHECKING, NoReturn, assert_never, final
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final, Literal, NoReturn, assert_never, final
+
+from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from calibrate.accountants import registry
 from calibrate.accountants.accountant import total_cost
 from calibrate.compose import ORDERS
-from calibrate.errors import ManifestRefused, NotCertified, UnsupportedCombination
+from calibrate.errors import InvalidInput, ManifestRefused, NotCertified, UnsupportedCombination
 from calibrate.manifest import keys as signature
 from calibrate.manifest.consistency import could_both_be_right
 from calibrate.manifest.document import PAYLOAD_TYPE, BudgetDocument, Opinion, statement_bytes
-from calibrate.manifest.keys import BrokenEnvelope, SigningKey, open_envelope
-from calibrate.manifest.mechanism import AsPrintedGuarantee, NoPrivacyPromised, PrivateGuarantee
-from calibrate.manifest.strict_json import Step
+from calibrate.manifest.keys import BadSignature, BrokenEnvelope, PublicKey, SigningKey, check_signature, open_envelope
+from calibrate.manifest.mechanism import (
+    AsPrintedGuarantee,
+    Instant,
+    NoPrivacyPromised,
+    PrivateGuarantee,
+    Sha256,
+    StrictModel,
+    Text,
+)
+from calibrate.manifest.strict_json import (
+    Json,
+    NotStrictJson,
+    Step,
+    canonical,
+    digest_of_bytes,
+    first_fault,
+    in_our_words,
+    parse_object,
+)
 from calibrate.manifest.verify import read_unverified
 from calibrate.privacy_unit import EpsilonDelta, PrivacyUnit
 from calibrate.releases import Release
@@ -245,3 +271,140 @@ def add_signature(envelope: bytes, key: SigningKey) -> bytes:
         return signature.add_signature(open_envelope(envelope), key)
     except BrokenEnvelope as broken:
         raise Step.SIGNATURES.refuse(str(broken), "sign with the key of a role that has not signed yet") from broken
+
+
+# A budget that an engineer asks for and an officer has not signed yet: the request and the answer.
+
+FORMAT: Final = "urn:privfair:request:v1"
+DECLINED_FORMAT: Final = "urn:privfair:declined:v1"
+DECLINED_TYPE = "application/vnd.privfair.declined+json"
+LARGEST_PLAN = 200_000
+
+
+def _plain_lines(text: str) -> str:
+    if not all(line.replace("\t", " ").isprintable() for line in text.split("\n")):
+        raise ValueError("must be plain lines without control characters")
+    return text
+
+
+class BudgetRequest(StrictModel):
+    """What an engineer asks an officer to sign: the document, who asks, and the plan file it is for."""
+
+    format: Literal["urn:privfair:request:v1"]
+    asked_by: Text
+    asked_at: Instant
+    document: BudgetDocument
+    plan: Annotated[str, Field(max_length=LARGEST_PLAN), AfterValidator(_plain_lines)] | None
+    """The text of the plan file, for reading; its digest must be the one in the document. None for a plan of flags."""
+
+    @model_validator(mode="after")
+    def _plan_is_the_one(self) -> BudgetRequest:
+        if self.plan is not None and digest_of_bytes(self.plan.encode()) != self.document.config_digest:
+            raise ValueError("the plan's text is not the plan that the document is bound to")
+        return self
+
+    def to_json(self) -> dict[str, Json]:
+        value: dict[str, Json] = self.model_dump(mode="json", by_alias=True)
+        return value
+
+    @property
+    def digest(self) -> str:
+        """Names this very request, in the refusal that answers it."""
+        return digest_of_bytes(canonical(self.to_json()))
+
+
+class Declined(StrictModel):
+    """An officer's refusal of one request."""
+
+    format: Literal["urn:privfair:declined:v1"]
+    request: Sha256
+    reason: Text
+    declined_at: Instant
+
+
+def request_bytes(
+    draft: BudgetDraft, asked_by: str, plan: bytes | None = None, asked_at: datetime | None = None
+) -> bytes:
+    """The file of a request.
+
+    draft: What is asked for, with its two prices. asked_by: Who asks, in words. plan: The bytes of the plan file,
+    for the officer to read; left out where the budget is bound to something else. asked_at: Now, unless given.
+    """
+    document = draft.document
+    text = plan.decode("utf-8", errors="replace") if plan is not None else None
+    if text is not None and digest_of_bytes(text.encode()) != document.config_digest:
+        text = None
+    with in_our_words("request"):
+        asked = BudgetRequest(
+            format=FORMAT,
+            asked_by=" ".join(asked_by.split()),
+            asked_at=asked_at or datetime.now(UTC),
+            document=document,
+            plan=text,
+        )
+    return canonical(asked.to_json()) + b"\n"
+
+
+def read_request(content: bytes) -> BudgetRequest:
+    """The request in a file; `InvalidInput` with the reason if it is anything else."""
+    try:
+        fields = parse_object(content)
+        if fields.get("format") != FORMAT:
+            raise NotStrictJson("it is not a request of version 1")
+        return BudgetRequest.model_validate_json(canonical(fields))
+    except ValidationError as broken:
+        raise _not_a_request(first_fault(broken)) from None
+    except (NotStrictJson, ValueError) as broken:
+        raise _not_a_request(str(broken)) from None
+
+
+def _not_a_request(why: str) -> InvalidInput:
+    return InvalidInput("REQUEST", "(a file)", f"is not a request ({why})", "give what `privfair request` wrote")
+
+
+def sign_request(request: BudgetRequest, key: SigningKey) -> bytes:
+    """The signed manifest that grants the request, after this machine priced it with two accountants itself."""
+    if request.document.validity.not_after <= datetime.now(UTC):
+        raise Step.VALIDITY.refuse("what is asked for has expired already", "ask the engineer for a new request")
+    return issue(request.document, key)
+
+
+def decline_request(request: BudgetRequest, reason: str, key: SigningKey) -> bytes:
+    """A signed refusal, for the engineer to read and to keep."""
+    with in_our_words("reason"):
+        declined = Declined(
+            format=DECLINED_FORMAT,
+            request=request.digest,
+            reason=" ".join(reason.split()),
+            declined_at=datetime.now(UTC),
+        )
+    return signature.sign(DECLINED_TYPE, canonical(declined.model_dump(mode="json", by_alias=True)), key)
+
+
+def answer_path(file: Path, *, signed: bool) -> Path:
+    """Where the answer to a request goes unless said otherwise: beside it."""
+    return file.with_name(f"{file.stem}-{'signed' if signed else 'declined'}.json")
+
+
+def read_declined(content: bytes, key: PublicKey | None = None) -> Declined:
+    """The refusal in a file; with `key`, only if that key signed it."""
+    try:
+        opened = open_envelope(content)
+        if opened.payload_type != DECLINED_TYPE:
+            raise BrokenEnvelope("it is another signed document")
+        if key is not None:
+            check_signature(opened, key)
+        return Declined.model_validate_json(canonical(parse_object(opened.payload)))
+    except (BrokenEnvelope, BadSignature, NotStrictJson, ValidationError) as broken:
+        why = first_fault(broken) if isinstance(broken, ValidationError) else str(broken)
+        raise InvalidInput("ANSWER", "(a file)", f"is not a refusal ({why})", "ask for the answer again") from None
+
+
+def grants(envelope: bytes, request: BudgetRequest) -> bool:
+    """Whether a file is a manifest of exactly this request's document; signatures are not checked."""
+    try:
+        return open_envelope(envelope).payload_type == PAYLOAD_TYPE and (
+            read_unverified(envelope).document == request.document
+        )
+    except (BrokenEnvelope, ManifestRefused):
+        return False

@@ -1,11 +1,12 @@
-"""A manifest as a page that a privacy officer can read before signing, and anybody afterwards."""
+"""A manifest in words, for an officer before signing and for anybody after: the page, the short form, what changed."""
 
 from __future__ import annotations
 
 import decimal
 import math
 import textwrap
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import assert_never
 
 from calibrate.manifest.document import BudgetDocument
@@ -283,3 +284,141 @@ def _factor(epsilon: float) -> str:
         return f"exp({_at_most(epsilon)})"
     exact = decimal.Context(prec=30).exp(decimal.Decimal(repr(float(epsilon))))
     return f"{float(decimal.Context(prec=3, rounding=decimal.ROUND_CEILING).create_decimal(exact)):.3g}"
+
+
+# In short: what signing a document would promise, and what is different from the last one.
+
+
+def plain_words(document: BudgetDocument) -> tuple[str, ...]:
+    """What signing this document would promise, whom it protects and what that means, one sentence per line."""
+    guarantee = document.guarantee
+    epsilon, delta = getattr(guarantee, "epsilon", None), getattr(guarantee, "delta", None)
+    lines: list[str] = []
+    if isinstance(guarantee, AsPrintedGuarantee):
+        lines.append(
+            f"A paper's own noise, which claims epsilon {guarantee.claimed_epsilon:g}; what it costs is below."
+        )
+    elif not promises_privacy(document):
+        lines.append("NOBODY IS PROTECTED by this budget, whatever numbers stand in it.")
+    lines.append(f"Protected: {protected_text(guarantee)}.")
+    if epsilon is None or delta is None:
+        lines.append("There is no finite promise: an observer of this run may learn everything.")
+    else:
+        lines.append(f"Promise: epsilon {epsilon:g} at delta {delta:g}.")
+        lines += Meaning(EpsilonDelta(epsilon, delta)).sentences(protected_text(guarantee).split(",")[0])
+    lines.append(f"It covers {document.rounds} rounds of {document.algorithm}, and can be spent once.")
+    lines.append(f"Purpose: {document.justification}")
+    return tuple(lines)
+
+
+@dataclass(frozen=True)
+class BudgetChange:
+    """One thing that differs from an earlier budget; `worse` is True where it protects less, None where it depends."""
+
+    what: str
+    before: str
+    after: str
+    worse: bool | None = None
+
+    @property
+    def sentence(self) -> str:
+        mark = {True: " (protects less)", False: " (protects more)", None: ""}[self.worse]
+        return f"{self.what}: {self.before} -> {self.after}{mark}"
+
+
+def last_before(document: BudgetDocument, others: Iterable[BudgetDocument]) -> BudgetDocument | None:
+    """The newest other document for the same data set (the same silos where none is declared)."""
+    same = [one for one in others if _subject(one) == _subject(document) and one.nonce != document.nonce]
+    earlier = [one for one in same if one.validity.issued_at <= document.validity.issued_at]
+    return max(earlier, key=lambda one: one.validity.issued_at, default=None)
+
+
+def _subject(document: BudgetDocument) -> object:
+    named = document.dataset
+    return named.label if named is not None else tuple(sorted(silo.name for silo in document.data.silos))
+
+
+def changes(before: BudgetDocument, after: BudgetDocument) -> tuple[BudgetChange, ...]:
+    """Everything that a reader of the earlier budget would be wrong about in the later one."""
+    return tuple(_changes(before, after))
+
+
+def _changes(before: BudgetDocument, after: BudgetDocument) -> Iterator[BudgetChange]:
+    old, new = before.guarantee, after.guarantee
+    for name in ("epsilon", "delta"):
+        first, second = getattr(old, name, None), getattr(new, name, None)
+        if first != second:
+            yield BudgetChange(name, _number(first), _number(second), _more(first, second))
+    yield from _different(_promised(before), _promised(after), "none")
+    yield from _different(_noises(before), _noises(after), "not published")
+    for lost in sorted(set(old.not_protected) - set(new.not_protected)):
+        yield BudgetChange("no longer listed as unprotected", lost, "-")
+    for gained in sorted(set(new.not_protected) - set(old.not_protected)):
+        yield BudgetChange("newly listed as unprotected", "-", gained)
+    yield from _different(_bound(before), _bound(after), "none")
+
+
+def _different(before: Mapping[str, object], after: Mapping[str, object], missing: str) -> Iterator[BudgetChange]:
+    """Values are compared, not their texts, which may agree to the digits shown."""
+    for what in dict.fromkeys((*before, *after)):
+        first, second = before.get(what), after.get(what)
+        if first != second:
+            yield BudgetChange(what, _number(first, missing), _number(second, missing))
+
+
+def _promised(document: BudgetDocument) -> dict[str, object]:
+    return {
+        "kind of promise": document.guarantee.kind,
+        "protected": protected_text(document.guarantee),
+        "source of noise": document.noise_source.value,
+        "algorithm": document.algorithm,
+        "rounds": document.rounds,
+    } | {
+        f"parameter {name.replace('_', '-')}": value
+        for name, value in sorted(document.parameters.items())
+        if name != "rounds"
+    }
+
+
+def _noises(document: BudgetDocument) -> dict[str, str]:
+    return {f"noise on {one.name}": _noise_in_short(one) for one in document.releases}
+
+
+def _noise_in_short(declared: DeclaredRelease) -> str:
+    match declared:
+        case GaussianNoise(sigma=scale) | LaplaceNoise(scale=scale):
+            return f"{scale:.6g} ({declared.mechanism})"
+        case RandomizedCategory():
+            return f"randomised response with epsilon {declared.epsilon:.6g}"
+        case InTheClear():
+            return "none: sent in the clear"
+        case _:
+            assert_never(declared)
+
+
+def _bound(document: BudgetDocument) -> dict[str, object]:
+    """What the budget is bound to."""
+    window, named = document.validity, document.dataset
+    return {
+        "data set": "none declared" if named is None else named.label,
+        "silos": ", ".join(f"{silo.name} {silo.size}" for silo in document.data.silos),
+        "schema of the data": document.data.schema_digest[:12],
+        "plan file": document.config_digest[:12],
+        "code that sees records": ", ".join(f"{code.name} {code.sha256[:12]}" for code in document.code) or "none",
+        "ledger": ", ".join(bound.ledger[:12] for bound in document.ledgers) or "not bound to a ledger",
+        "days it is valid": (window.not_after - window.not_before).days,
+        "purpose": document.justification,
+    }
+
+
+def _number(value: object, missing: str = "none") -> str:
+    if value is None:
+        return missing
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _more(first: float | None, second: float | None) -> bool:
+    """Whether the second of two prices is the higher; none at all is the highest."""
+    if second is None:
+        return True
+    return first is not None and second > first

@@ -22,7 +22,7 @@ from calibrate.arrays import Floats
 from calibrate.errors import InvalidInput
 from calibrate.manifest.document import LedgerBinding
 from calibrate.manifest.draft import Issuer
-from calibrate.manifest.request import request_bytes
+from calibrate.manifest.issue import request_bytes
 from calibrate.manifest.trust import TrustFile
 from privfair.api.budget import Key, PricedBudget, identity_of_ledger
 from privfair.api.draft import draft

@@ -16,21 +16,20 @@ from calibrate.compose import compose, compose_beforehand
 from calibrate.errors import InvalidInput
 from calibrate.manifest.document import BudgetDocument, LedgerBinding
 from calibrate.manifest.draft import Issuer
-from calibrate.manifest.issue import BudgetDraft, add_signature
-from calibrate.manifest.issue import recompute as price_again
-from calibrate.manifest.keys import load_private
-from calibrate.manifest.mechanism import instant_to_text
-from calibrate.manifest.request import (
+from calibrate.manifest.issue import (
+    BudgetDraft,
     BudgetRequest,
+    add_signature,
     answer_path,
-    changes,
     decline_request,
-    plain_words,
     read_request,
     request_bytes,
     sign_request,
 )
-from calibrate.manifest.show import meaning_of, protected_text, render
+from calibrate.manifest.issue import recompute as price_again
+from calibrate.manifest.keys import load_private
+from calibrate.manifest.mechanism import instant_to_text
+from calibrate.manifest.show import changes, meaning_of, plain_words, protected_text, render
 from calibrate.manifest.verify import authenticate, read_unverified
 from calibrate.meaning import Meaning
 from calibrate.privacy_unit import EpsilonDelta

@@ -11,9 +11,8 @@ from typing import Any
 
 from calibrate.manifest.document import DataIdentity, LedgerBinding
 from calibrate.manifest.draft import BudgetSubject, Issuer, draft_document
-from calibrate.manifest.issue import issue
+from calibrate.manifest.issue import issue, request_bytes
 from calibrate.manifest.keys import SigningKey, generate
-from calibrate.manifest.request import request_bytes
 from calibrate.manifest.verify import IntendedRun, read_unverified, verify
 from calibrate.plans.gaussian import GaussianPlan
 from calibrate.privacy_unit import EpsilonDelta, PrivacyUnit, Protected, Relation

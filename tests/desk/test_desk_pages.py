@@ -14,7 +14,7 @@ from starlette.testclient import TestClient
 
 from calibrate.choose import QUESTIONS, Fair, Need, Observer, choose
 from calibrate.errors import UnsupportedCombination
-from calibrate.manifest.request import read_declined, read_request
+from calibrate.manifest.issue import read_declined, read_request
 from calibrate.manifest.verify import authenticate, read_unverified
 from calibrate.privacy_unit import Protected
 from privfair.integrations.desk import planner

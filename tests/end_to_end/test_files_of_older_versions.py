@@ -15,8 +15,8 @@ import pytest
 from audit.report.page import read_audit
 from calibrate.errors import PrivfairError
 from calibrate.manifest.document import PAYLOAD_TYPE, PREDICATE_TYPE, statement_bytes
+from calibrate.manifest.issue import read_request
 from calibrate.manifest.keys import generate, sign
-from calibrate.manifest.request import read_request
 from calibrate.manifest.trust import read_trust
 from calibrate.manifest.verify import read_unverified
 from privfair.batches.record import BatchRecord

@@ -9,19 +9,17 @@ from pathlib import Path
 import pytest
 
 from calibrate.errors import InvalidInput, ManifestRefused
-from calibrate.manifest.issue import issue
-from calibrate.manifest.keys import generate, load_private
-from calibrate.manifest.request import (
+from calibrate.manifest.issue import (
     BudgetRequest,
-    changes,
     decline_request,
     grants,
-    last_before,
-    plain_words,
+    issue,
     read_declined,
     read_request,
     sign_request,
 )
+from calibrate.manifest.keys import generate, load_private
+from calibrate.manifest.show import changes, last_before, plain_words
 from calibrate.manifest.strict_json import canonical
 from calibrate.manifest.verify import read_unverified
 from tests.end_to_end.command_line import privfair

@@ -16,7 +16,7 @@ import pytest
 
 import privfair as pf
 from calibrate.errors import InvalidInput, ManifestRefused, UnsupportedCombination
-from calibrate.manifest.request import read_request
+from calibrate.manifest.issue import read_request
 from privfair.api.frames import read_frame, toml_text
 from privfair.data.read import BadData
 from privfair.ledger import AlreadyClaimed, ClaimEnded

@@ -23,9 +23,10 @@ from calibrate.choose import QUESTIONS, Fair, Need, Observer, choose
 from calibrate.errors import InvalidInput, PrivfairError
 from calibrate.manifest.document import LedgerBinding
 from calibrate.manifest.draft import Issuer
+from calibrate.manifest.issue import request_bytes
 from calibrate.manifest.keys import SigningKey
 from calibrate.manifest.mechanism import instant_to_text
-from calibrate.manifest.request import plain_words, request_bytes
+from calibrate.manifest.show import plain_words
 from calibrate.manifest.trust import TrustFile
 from calibrate.privacy_unit import Protected
 from privfair.integrations.desk import planner

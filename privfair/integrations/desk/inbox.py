@@ -8,20 +8,18 @@ from pathlib import Path
 
 from calibrate.errors import InvalidInput, PrivfairError
 from calibrate.manifest.document import BudgetDocument
-from calibrate.manifest.keys import SigningKey
-from calibrate.manifest.request import (
-    BudgetChange,
+from calibrate.manifest.issue import (
     BudgetRequest,
     Declined,
     answer_path,
-    changes,
     decline_request,
     grants,
-    last_before,
     read_declined,
     read_request,
     sign_request,
 )
+from calibrate.manifest.keys import SigningKey
+from calibrate.manifest.show import BudgetChange, changes, last_before
 from calibrate.manifest.verify import read_unverified
 from privfair.durable import write_named
 
