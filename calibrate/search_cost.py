@@ -11,11 +11,10 @@ from collections.abc import Sequence
 
 from scipy.optimize import brentq
 
-from calibrate.accountants.accountant import total_cost
 from calibrate.accountants.certified import CertifiedAccountant
 from calibrate.accountants.contour import LossTransform
 from calibrate.accountants.directions import Side, compositions
-from calibrate.accountants.registry import best_epsilon
+from calibrate.accountants.registry import best_epsilon, total_cost
 from calibrate.accountants.renyi import RenyiAccountant, epsilon_from_rdp
 from calibrate.errors import NotCertified
 from calibrate.privacy_unit import EpsilonDelta, EpsilonInterval, PrivacyUnit

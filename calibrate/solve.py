@@ -19,13 +19,12 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, assert_never
 
-from calibrate.accountants.accountant import PairCounts, leave_room, total_cost
 from calibrate.accountants.certified import CertifiedAccountant, gaussian_interval, lattice_estimate
 from calibrate.accountants.compose import log_cut, on_lattice
 from calibrate.accountants.contour import Care, Cumulants, LossTransform, log_delta
 from calibrate.accountants.directions import Composition, Side, compositions
 from calibrate.accountants.gaussian import gaussian_mu
-from calibrate.accountants.registry import best_epsilon
+from calibrate.accountants.registry import PairCounts, best_epsilon, leave_room, total_cost
 from calibrate.accountants.support import (
     DominatingPair,
     FixedSizeReplacePair,

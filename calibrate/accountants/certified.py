@@ -24,7 +24,6 @@ import numpy as np
 from scipy.optimize import brentq
 from scipy.special import log_ndtr
 
-from calibrate.accountants.accountant import CountingAccountant, PairCounts
 from calibrate.accountants.compose import LatticeSide, log_cut, on_lattice
 from calibrate.accountants.contour import (
     Care,
@@ -46,6 +45,7 @@ from calibrate.accountants.gaussian import (
     log_delta_error,
 )
 from calibrate.accountants.losses import UNIT_ROUNDOFF, log_mixed_ratio
+from calibrate.accountants.registry import CountingAccountant, PairCounts
 from calibrate.accountants.sampled_losses import RandomAllocationLoss, SubsampledReplacement
 from calibrate.accountants.support import (
     DominatingPair,

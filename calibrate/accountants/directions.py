@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import assert_never
 
-from calibrate.accountants.accountant import PairCounts
 from calibrate.accountants.losses import (
     GaussianLoss,
     LaplaceLoss,
@@ -20,6 +19,7 @@ from calibrate.accountants.losses import (
     PrivacyLossLaw,
     RandomizedResponseLoss,
 )
+from calibrate.accountants.registry import PairCounts
 from calibrate.accountants.sampled_losses import (
     LargerOfBothDirections,
     RandomAllocationLoss,

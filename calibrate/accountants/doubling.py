@@ -21,9 +21,9 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.optimize import brentq
 
-from calibrate.accountants.accountant import self_composed
 from calibrate.accountants.directions import Composition, Side
 from calibrate.accountants.losses import UNIT_ROUNDOFF, Nodes, PrivacyLossLaw
+from calibrate.accountants.registry import self_composed
 from calibrate.accountants.sampled_losses import Points
 from calibrate.arrays import Floats, Integers
 from calibrate.errors import NotCertified

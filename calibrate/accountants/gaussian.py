@@ -25,7 +25,7 @@ import numpy as np
 from scipy.optimize import brentq
 from scipy.special import erfcx, ndtr
 
-from calibrate.accountants.accountant import CountingAccountant, PairCounts, priced_pairs, self_composed
+from calibrate.accountants.registry import CountingAccountant, PairCounts, priced_pairs, self_composed
 from calibrate.accountants.support import DominatingPair, Free, GaussianPair, MixedGaussianPair, Unbounded
 from calibrate.arrays import Floats
 from calibrate.errors import InvalidInput, NotCertified, open_unit, positive

@@ -34,7 +34,7 @@ from prv_accountant import PRVAccountant
 from prv_accountant import privacy_random_variables as prvs
 from scipy.special import log_ndtr, ndtr
 
-from calibrate.accountants.accountant import CountingAccountant, PairCounts
+from calibrate.accountants.registry import CountingAccountant, PairCounts
 from calibrate.accountants.support import (
     PRICED_PAIRS,
     DominatingPair,

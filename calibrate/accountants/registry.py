@@ -1,24 +1,234 @@
-"""All accountants by name, the best price of a release, and a second opinion on it.
+"""What an accountant is, the one fold that applies repetition and sequence, and all accountants by name.
 
-Nothing heavy is imported before an accountant is asked for. A promise is made from the best price and signed
-only if an accountant that shares no formula with it does not contradict it.
+An accountant prices ONE leaf release for a privacy unit and knows how its prices compose. It never sees a
+repetition: `total_cost` brings a release to its normal form (each distinct leaf with its multiplicity) and
+composes the prices. No accountant can therefore forget a count, and
+`cost(Repeated(r, n)) == cost(InSequence((r,) * n))` holds by construction.
+
+The cheapest exact price is `PairCounts`: which dominating pairs were published, and how often each. Composition only
+adds counts, so nothing is rounded before a `CountingAccountant` knows the whole composition, and it can choose its grid
+for it.
+
+Nothing heavy is imported before an accountant is asked for. A promise is made from the best price (`best_epsilon`) and
+signed only if an accountant that shares no formula with it does not contradict it (`second_opinion`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import cache
+from functools import cache, reduce
 from importlib import import_module
 from importlib.metadata import version
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
-from calibrate.accountants.accountant import Accountant, epsilon_of
-from calibrate.accountants.support import Free, GaussianPair, MixedGaussianPair, Unbounded, dominating_pairs
-from calibrate.errors import InvalidInput, NotCertified, UnsupportedCombination
-from calibrate.privacy_unit import EpsilonInterval, PrivacyUnit
-from calibrate.releases import Release, multiplicities, untruncated
+from calibrate.accountants.support import (
+    PRICED_PAIRS,
+    DominatingPair,
+    FixedSizeReplacePair,
+    Free,
+    GaussianPair,
+    MixedGaussianPair,
+    RandomAllocationPair,
+    SubsampledGaussianPair,
+    SubsampledReplacePair,
+    Unbounded,
+    dominating_pairs,
+)
+from calibrate.discrete_noise import ProfileSlack
+from calibrate.errors import InvalidInput, NotCertified, UnsupportedCombination, count, open_unit
+from calibrate.privacy_unit import EpsilonDelta, EpsilonInterval, PrivacyUnit
+from calibrate.releases import Leaf, Release, multiplicities, untruncated
+
+Cost = TypeVar("Cost")
+
+
+class Accountant(Protocol[Cost]):
+    """Prices one release; composes prices; turns a price into a certified interval for epsilon."""
+
+    name: str
+
+    def price(self, leaf: Leaf, unit: PrivacyUnit) -> Cost:
+        """The cost of publishing `leaf` once; raises UnsupportedCombination where no bound is proved."""
+        ...
+
+    def self_compose(self, cost: Cost, times: int) -> Cost:
+        """The cost of publishing `times` times what costs `cost`."""
+        ...
+
+    def compose(self, first: Cost, second: Cost) -> Cost:
+        """The cost of publishing both."""
+        ...
+
+    def epsilon(self, cost: Cost, delta: float) -> EpsilonInterval:
+        """[lower, upper] of the epsilon at `delta`; lower is 0 where the accountant has only one side."""
+        ...
+
+
+Part = TypeVar("Part")
+
+_LEAST_EPSILON = 1e-12
+
+
+def self_composed(compose: Callable[[Part, Part], Part], once: Part, times: int, start: Part | None = None) -> Part:
+    """`times` independent copies of `once` on top of `start`, by repeated squaring."""
+    total, square = start, once
+    while True:
+        if times & 1:
+            total = square if total is None else compose(total, square)
+        times >>= 1
+        if not times:
+            assert total is not None
+            return total
+        square = compose(square, square)
+
+
+def total_cost(accountant: Accountant[Cost], release: Release, unit: PrivacyUnit) -> Cost:
+    """The fold: the only place where repetition and sequence are applied."""
+    costs = (
+        accountant.self_compose(accountant.price(leaf, unit), times) for leaf, times in multiplicities(release).items()
+    )
+    return reduce(accountant.compose, costs)
+
+
+def epsilon_of(accountant: Accountant[Cost], release: Release, unit: PrivacyUnit, delta: float) -> EpsilonInterval:
+    """The certified interval of epsilon at `delta` for a whole release.
+
+    Truncated batches are priced as what they are cut from, at a delta that leaves room for the cuts
+    (docs/theorems/truncated-poisson.md, equation 2). The lower end needs no room: few units are never cut.
+    """
+    open_unit("delta", delta)
+    whole, chance = untruncated(release)
+    cost = total_cost(accountant, whole, unit)
+    interval = accountant.epsilon(cost, delta)
+    if chance == 0 or math.isinf(interval.upper):
+        return interval
+    bound = max(interval.upper, _LEAST_EPSILON)
+    while True:  # the room shrinks as the bound grows, so this ends: in an answer or in a refusal
+        # Equation 2 of truncated-poisson.md: Poisson batches must keep what the cuts leave of delta.
+        upper = accountant.epsilon(cost, leave_room(EpsilonDelta(bound, delta), chance).delta).upper
+        if upper <= bound:
+            return EpsilonInterval(min(interval.lower, upper), upper)
+        bound = upper * (1 + 1e-3)
+
+
+def leave_room(target: EpsilonDelta, chance: float) -> EpsilonDelta:
+    """What Poisson batches must satisfy so that batches which are cut with this chance keep the target."""
+    try:
+        return ProfileSlack(0.0, chance).continuous(target)
+    except InvalidInput:
+        raise NotCertified(
+            f"some batch is cut with probability {min(1.0, chance):.3g}, which uses up delta = {target.delta:g}; "
+            "raise the batch limit, or sample less"
+        ) from None
+
+
+@dataclass(frozen=True)
+class PairCounts:
+    """Each distinct dominating pair with its multiplicity, in order of first appearance; Free is left out."""
+
+    counts: tuple[tuple[DominatingPair, int], ...]
+
+    @classmethod
+    def of(cls, pairs: tuple[DominatingPair, ...]) -> PairCounts:
+        return cls(()).plus(tuple((pair, 1) for pair in pairs if not isinstance(pair, Free)))
+
+    @property
+    def unprotected(self) -> bool:
+        return any(isinstance(pair, Unbounded) for pair, _ in self.counts)
+
+    @property
+    def rounds(self) -> int:
+        """How many pairs are composed in all."""
+        return sum(times for _, times in self.counts)
+
+    @property
+    def chance_of_taking_part(self) -> float:
+        """No less than the probability that the unit takes part in any batch, and so than delta at any epsilon.
+
+        P and Q of a sampled pair agree unless the unit was drawn, so their total variation is at most the rate;
+        total variations add up under composition, also adaptively. A chance of 1 says nothing.
+        """
+        chance = math.fsum(times * _chance(pair) for pair, times in self.counts)
+        return min(1.0, chance * (1 + 1e-12))
+
+    def times(self, times: int) -> PairCounts:
+        count("times", times)
+        return PairCounts(tuple((pair, n * times) for pair, n in self.counts))
+
+    def plus(self, more: tuple[tuple[DominatingPair, int], ...]) -> PairCounts:
+        total = dict(self.counts)
+        for pair, times in more:
+            total[pair] = total.get(pair, 0) + times
+        return PairCounts(tuple(total.items()))
+
+
+def _chance(pair: DominatingPair) -> float:
+    match pair:
+        case SubsampledGaussianPair() | SubsampledReplacePair() | FixedSizeReplacePair():
+            return pair.rate
+        case RandomAllocationPair(batches, drawn):
+            return drawn / batches
+        case MixedGaussianPair(components):
+            return math.fsum(weight for weight, mu in components if mu > 0)
+        case _:
+            return 1.0
+
+
+def priced_pairs(
+    accountant: str, leaf: Leaf, unit: PrivacyUnit, supported: tuple[type, ...]
+) -> tuple[DominatingPair, ...]:
+    """The dominating pairs of a leaf, if the accountant can price every one of them; refused by name if not.
+
+    Free and Unbounded are priced by every accountant: nothing, and infinity.
+    """
+    pairs = dominating_pairs(leaf, unit)
+    for pair in pairs:
+        if not isinstance(pair, (*supported, Free, Unbounded)):
+            raise UnsupportedCombination(
+                f"the {type(pair).__name__} of {leaf!r} with the {accountant} accountant",
+                f"it prices only {', '.join(kind.__name__ for kind in supported)}",
+                "use the certified accountant, which prices every supported pair",
+            )
+    return pairs
+
+
+class CountingAccountant(ABC):
+    """An accountant whose price is the multiset of dominating pairs; it evaluates everything at the end.
+
+    A subclass gives its `name`, the kinds of pairs it can price, and both ends of epsilon for a non-empty multiset.
+    """
+
+    name: str
+    supported: tuple[type, ...] = PRICED_PAIRS
+
+    def price(self, leaf: Leaf, unit: PrivacyUnit) -> PairCounts:
+        """The dominating pairs of `leaf` for `unit`; raises UnsupportedCombination where one is not supported."""
+        return PairCounts.of(priced_pairs(self.name, leaf, unit, self.supported))
+
+    def self_compose(self, cost: PairCounts, times: int) -> PairCounts:
+        """The price of publishing `times` times what costs `cost`."""
+        return cost.times(times)
+
+    def compose(self, first: PairCounts, second: PairCounts) -> PairCounts:
+        """The price of publishing both."""
+        return first.plus(second.counts)
+
+    def epsilon(self, cost: PairCounts, delta: float) -> EpsilonInterval:
+        """Both ends of epsilon at `delta`, which lies in (0, 1), for the composition `cost`."""
+        open_unit("delta", delta)
+        if cost.unprotected:
+            return EpsilonInterval(math.inf, math.inf)
+        return self._interval(cost, delta) if cost.counts else EpsilonInterval(0.0, 0.0)
+
+    @abstractmethod
+    def _interval(self, cost: PairCounts, delta: float) -> EpsilonInterval: ...
+
+
+# All accountants by name, the best price of a release, and a second opinion on it.
 
 
 class AccountantName(StrEnum):

@@ -21,7 +21,7 @@ from typing import assert_never
 import numpy as np
 from scipy.special import gammaln, logsumexp
 
-from calibrate.accountants.accountant import priced_pairs, self_composed
+from calibrate.accountants.registry import priced_pairs, self_composed
 from calibrate.accountants.support import (
     PRICED_PAIRS,
     DominatingPair,

@@ -27,7 +27,6 @@ from functools import lru_cache
 import numpy as np
 from scipy.special import erf, ndtr
 
-from calibrate.accountants.accountant import self_composed
 from calibrate.accountants.losses import (
     DEVIATIONS_COVERED,
     LARGEST_LOSS,
@@ -44,6 +43,7 @@ from calibrate.accountants.losses import (
     normal_reach,
     trapezoid,
 )
+from calibrate.accountants.registry import self_composed
 from calibrate.arrays import Floats
 from calibrate.errors import NotCertified
 

@@ -317,7 +317,7 @@ def _sampled_pair(sampling: Sampling, release: Gaussian | Laplace | Together, un
             raise UnsupportedCombination(
                 "a truncated batch on its own",
                 "what is cut off costs delta, which no dominating pair holds",
-                "price the whole release with calibrate.accountants.accountant.epsilon_of",
+                "price the whole release with calibrate.accountants.registry.epsilon_of",
             )
         case _:
             assert_never(sampling)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal, NoReturn, assert_ne
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from calibrate.accountants import registry
-from calibrate.accountants.accountant import total_cost
+from calibrate.accountants.registry import total_cost
 from calibrate.compose import ORDERS
 from calibrate.errors import InvalidInput, ManifestRefused, NotCertified, UnsupportedCombination
 from calibrate.manifest import keys as signature

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from typing import TypeVar
 
-from calibrate.accountants.accountant import Accountant, total_cost
+from calibrate.accountants.registry import Accountant, total_cost
 from calibrate.errors import NotCertified
 from calibrate.privacy_unit import EpsilonDelta, EpsilonInterval, PrivacyUnit
 from calibrate.releases import Release, scale_noise

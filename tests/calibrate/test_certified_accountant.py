@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from scipy.special import ndtr
 
-from calibrate.accountants.accountant import epsilon_of, total_cost
 from calibrate.accountants.certified import CertifiedAccountant
 from calibrate.accountants.gaussian import gaussian_epsilon
+from calibrate.accountants.registry import epsilon_of, total_cost
 from calibrate.errors import InvalidInput, NotCertified
 from calibrate.privacy_unit import EpsilonInterval, PrivacyUnit, Relation
 from calibrate.releases import (

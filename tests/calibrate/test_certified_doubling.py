@@ -9,10 +9,10 @@ import pytest
 from scipy.special import ndtr
 
 from calibrate.accountants import grid
-from calibrate.accountants.accountant import PairCounts
 from calibrate.accountants.certified import CertifiedAccountant
 from calibrate.accountants.directions import Side, compositions
 from calibrate.accountants.doubling import _Cells, _sum, epsilon_by_doubling
+from calibrate.accountants.registry import PairCounts
 from calibrate.accountants.sampled_losses import Points, SubsampledRemoval
 from calibrate.accountants.support import (
     FixedSizeReplacePair,

@@ -8,10 +8,10 @@ import mpmath as mp
 import numpy as np
 import pytest
 
-from calibrate.accountants.accountant import PairCounts
 from calibrate.accountants.certified import CertifiedAccountant, single_interval
 from calibrate.accountants.grid import optimistic_with_merged_bulk
 from calibrate.accountants.losses import GaussianLoss, MixedGaussianLoss, PrivacyLossLaw
+from calibrate.accountants.registry import PairCounts
 from calibrate.accountants.sampled_losses import (
     LargerOfBothDirections,
     SubsampledAddition,

@@ -7,11 +7,11 @@ import math
 import pytest
 from scipy.stats import binom
 
-from calibrate.accountants.accountant import PairCounts
 from calibrate.accountants.certified import CertifiedAccountant, estimate
 from calibrate.accountants.compose import log_cut
 from calibrate.accountants.contour import LossTransform
 from calibrate.accountants.directions import Composition
+from calibrate.accountants.registry import PairCounts
 from calibrate.accountants.sampled_losses import SubsampledAddition, SubsampledRemoval
 from calibrate.accountants.support import (
     DominatingPair,

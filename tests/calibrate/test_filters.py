@@ -9,8 +9,8 @@ from functools import cache
 
 import pytest
 
-from calibrate.accountants.accountant import epsilon_of, total_cost
 from calibrate.accountants.gaussian import GaussianAccountant
+from calibrate.accountants.registry import epsilon_of, total_cost
 from calibrate.accountants.renyi import RenyiAccountant
 from calibrate.compose import (
     ORDERS,

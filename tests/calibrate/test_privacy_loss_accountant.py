@@ -7,9 +7,9 @@ import math
 import numpy as np
 import pytest
 
-from calibrate.accountants.accountant import PairCounts
 from calibrate.accountants.gaussian import gaussian_epsilon
 from calibrate.accountants.pld import PrivacyLossAccountant, optimistic_loss, pessimistic_loss
+from calibrate.accountants.registry import PairCounts
 from calibrate.accountants.support import (
     DominatingPair,
     FixedSizeReplacePair,

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from prv_accountant.privacy_random_variables import PoissonSubsampledGaussianMechanism
 
-from calibrate.accountants.accountant import epsilon_of
 from calibrate.accountants.pld import PrvAccountant, _addition_variable
+from calibrate.accountants.registry import epsilon_of
 from calibrate.errors import InvalidInput, NotCertified
 from calibrate.privacy_unit import PrivacyUnit, Relation
 from calibrate.releases import Gaussian, Repeated, Sampled

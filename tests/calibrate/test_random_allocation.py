@@ -14,9 +14,9 @@ from scipy.integrate import quad
 from scipy.stats import norm
 
 from calibrate import questions
-from calibrate.accountants.accountant import epsilon_of
 from calibrate.accountants.certified import CertifiedAccountant
 from calibrate.accountants.gaussian import gaussian_epsilon_interval
+from calibrate.accountants.registry import epsilon_of
 from calibrate.accountants.renyi import RenyiAccountant
 from calibrate.accountants.sampled_losses import Points, RandomAllocationLoss, _sum
 from calibrate.errors import InvalidInput, NotCertified, UnsupportedCombination

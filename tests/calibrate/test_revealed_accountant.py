@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from scipy.stats import binom
 
-from calibrate.accountants.accountant import epsilon_of, total_cost
 from calibrate.accountants.gaussian import RevealedAccountant, gaussian_delta, squared_shifts
+from calibrate.accountants.registry import epsilon_of, total_cost
 from calibrate.accountants.support import MixedGaussianPair
 from calibrate.errors import NotCertified
 from calibrate.privacy_unit import PrivacyUnit, Relation

@@ -9,7 +9,7 @@ import pytest
 from scipy.special import logsumexp
 
 import privfair as pf
-from calibrate.accountants.accountant import total_cost
+from calibrate.accountants.registry import total_cost
 from calibrate.accountants.renyi import RenyiAccountant
 from calibrate.budget import calibrate_plan
 from calibrate.discrete_noise import ProfileSlack

@@ -6,9 +6,9 @@ import math
 
 import pytest
 
-from calibrate.accountants.accountant import epsilon_of
 from calibrate.accountants.certified import CertifiedAccountant
 from calibrate.accountants.gaussian import GaussianAccountant, gaussian_mu
+from calibrate.accountants.registry import epsilon_of
 from calibrate.errors import InvalidInput, NotCertified, UnsupportedCombination
 from calibrate.privacy_unit import EpsilonDelta, PrivacyUnit, Relation
 from calibrate.releases import (

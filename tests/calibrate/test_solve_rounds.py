@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from calibrate.accountants.accountant import epsilon_of
 from calibrate.accountants.certified import CertifiedAccountant
+from calibrate.accountants.registry import epsilon_of
 from calibrate.budget import solve_parameter
 from calibrate.errors import InvalidInput
 from calibrate.privacy_unit import EpsilonDelta, PrivacyUnit, Relation

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from scipy.stats import binom
 
 from calibrate import questions
-from calibrate.accountants.accountant import epsilon_of
 from calibrate.accountants.certified import CertifiedAccountant
-from calibrate.accountants.registry import best_epsilon
+from calibrate.accountants.registry import best_epsilon, epsilon_of
 from calibrate.accountants.renyi import RenyiAccountant
 from calibrate.errors import InvalidInput, NotCertified, UnsupportedCombination
 from calibrate.plans.from_mapping import plan_from_mapping

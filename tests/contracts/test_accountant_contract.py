@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from calibrate.accountants.accountant import epsilon_of
-from calibrate.accountants.registry import ACCOUNTANTS, AccountantName, get
+from calibrate.accountants.registry import ACCOUNTANTS, AccountantName, epsilon_of, get
 from calibrate.errors import InvalidInput, UnsupportedCombination
 from calibrate.privacy_unit import EpsilonInterval, PrivacyUnit, Relation
 from calibrate.releases import (

@@ -17,9 +17,9 @@ from dp_accounting.pld import privacy_loss_distribution as pld
 from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 
-from calibrate.accountants.accountant import epsilon_of, total_cost
 from calibrate.accountants.certified import CertifiedAccountant
 from calibrate.accountants.gaussian import gaussian_delta, gaussian_epsilon
+from calibrate.accountants.registry import epsilon_of, total_cost
 from calibrate.arrays import Floats
 from calibrate.errors import NotCertified
 from calibrate.privacy_unit import EpsilonDelta, EpsilonInterval, PrivacyUnit, Relation

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import pytest
 
-from calibrate.accountants.accountant import epsilon_of
 from calibrate.accountants.certified import CertifiedAccountant
+from calibrate.accountants.registry import epsilon_of
 from calibrate.privacy_unit import EpsilonDelta, EpsilonInterval, PrivacyUnit, Relation
 from calibrate.releases import Gaussian, InSequence, Release, Repeated, Sampled, Together
 from calibrate.sampling import Batch, FixedSize, Poisson, ShuffledEpochs
