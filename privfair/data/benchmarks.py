@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from enum import Enum
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from types import MappingProxyType
@@ -16,7 +15,6 @@ from numpy.typing import NDArray
 from calibrate.errors import InvalidInput, PrivfairError
 from privfair.data.dataset import Dataset, pool
 from privfair.data.encode import encode, resolve
-from privfair.data.facts import DerivedFact, FactKind
 from privfair.data.images import load_cifar_10, load_fashion_mnist, load_mnist
 from privfair.data.read import BadData, RawTable, one_hot_names, parse_csv, read_table
 from privfair.data.schema import (
@@ -80,6 +78,11 @@ def numeric_columns(
             assert_never(scaling)
 
 
+def _encoded(table: RawTable, schema: Schema) -> Dataset:
+    resolved, derived = resolve(schema, [table])
+    return encode(table, resolved, derived)
+
+
 def plain_or_one_hot(table: RawTable, name: str, values: tuple[str, ...]) -> NDArray[np.str_]:
     """A column of names, whether the file stores it as such or as indicators `name_value`."""
     if name in table.columns:
@@ -97,7 +100,6 @@ def plain_or_one_hot(table: RawTable, name: str, values: tuple[str, ...]) -> NDA
 #
 # Source: UCI Machine Learning Repository, "Adult", CC BY 4.0.
 
-ADULT_RECORDS = 45_222
 _ADULT_CLASSES = ("<=50K", ">50K")
 _ADULT_GROUPS = ("Female", "Male")
 
@@ -143,7 +145,7 @@ _ADULT_CATEGORIES = {
 }
 
 
-def _adult_schema(scaling: BenchmarkScaling = BenchmarkScaling.PUBLIC) -> Schema:
+def _adult_schema(scaling: BenchmarkScaling) -> Schema:
     """The meaning of Adult's columns; all lists are those of the published codebook."""
     return Schema(
         target=CodedColumn("salary", _ADULT_CLASSES),
@@ -161,8 +163,7 @@ def load_adult(path: Path | None = None, scaling: BenchmarkScaling = BenchmarkSc
         table = _uci_adult(Path(str(path)))
     else:
         table = _adult_decode(read_table(data_file("adult", "adult.csv.zip", path)))
-    resolved, derived = resolve(_adult_schema(scaling), [table])
-    return replace(encode(table, resolved, derived), steps=(COMPLETE_ROWS,) if folder else ())
+    return replace(_encoded(table, _adult_schema(scaling)), steps=(COMPLETE_ROWS,) if folder else ())
 
 
 def _adult_decode(table: RawTable) -> RawTable:
@@ -199,7 +200,6 @@ def _uci_adult(folder: Path) -> RawTable:
 #
 # Source: UCI Machine Learning Repository, "Default of Credit Card Clients", CC BY 4.0.
 
-CREDIT_RECORDS = 30_000
 _CREDIT_CLASSES = ("pays", "defaults")
 _CREDIT_GROUPS = ("male", "female")
 
@@ -218,7 +218,7 @@ _REPAYMENT = {f"PAY_{month}": _ALL_CODES for month in (0, 2, 3, 4)} | {f"PAY_{mo
 _CREDIT_TARGETS = ("default-payment-next-month", "default.payment.next.month", "default payment next month")
 
 
-def _credit_schema(scaling: BenchmarkScaling = BenchmarkScaling.PUBLIC) -> Schema:
+def _credit_schema(scaling: BenchmarkScaling) -> Schema:
     """The meaning of the columns, with the merges that give the papers' 85 features."""
     return Schema(
         target=CodedColumn("default", _CREDIT_CLASSES),
@@ -236,8 +236,7 @@ def _credit_schema(scaling: BenchmarkScaling = BenchmarkScaling.PUBLIC) -> Schem
 def load_credit_card(path: Path | None = None, scaling: BenchmarkScaling = BenchmarkScaling.PUBLIC) -> Dataset:
     """Load Credit Card from a CSV with the published columns, or from the data package."""
     table = _credit_decode(read_table(data_file("credit-card", "UCI_Credit_Card.csv", path)))
-    resolved, derived = resolve(_credit_schema(scaling), [table])
-    return encode(table, resolved, derived)
+    return _encoded(table, _credit_schema(scaling))
 
 
 def _credit_decode(table: RawTable) -> RawTable:
@@ -285,7 +284,6 @@ def _whole_numbers(table: RawTable, name: str) -> NDArray[np.int64]:
 #
 # Source: ProPublica, "COMPAS Recidivism Risk Score Data and Analysis".
 
-COMPAS_RECORDS = 6_167
 _COMPAS_CLASSES = ("no-recidivism", "recidivism")
 _COMPAS_GROUPS = ("not-Caucasian", "Caucasian")
 _COMPAS_AGE_GROUPS = ("Less than 25", "25 - 45", "Greater than 45")
@@ -300,7 +298,7 @@ _COMPAS_SCALING: dict[str, Scaling] = {
 }
 
 
-def _compas_schema(scaling: BenchmarkScaling = BenchmarkScaling.PUBLIC) -> Schema:
+def _compas_schema(scaling: BenchmarkScaling) -> Schema:
     """What the columns of COMPAS mean."""
     return Schema(
         target=CodedColumn("two-year-recid", _COMPAS_CLASSES),
@@ -323,9 +321,7 @@ def load_compas(path: Path | None = None, scaling: BenchmarkScaling = BenchmarkS
     columns["c-charge-degree"] = one_hot_names(raw, "c-charge-degree_", ("F", "M"))
     for name, names in (("sex", ("female", "male")), ("race", _COMPAS_GROUPS), ("two-year-recid", _COMPAS_CLASSES)):
         columns[name] = _binary(raw, name, names)
-    table = RawTable(raw.file, columns, raw.lines)
-    resolved, derived = resolve(_compas_schema(scaling), [table])
-    return encode(table, resolved, derived)
+    return _encoded(RawTable(raw.file, columns, raw.lines), _compas_schema(scaling))
 
 
 def _binary(table: RawTable, name: str, names: tuple[str, str]) -> NDArray[np.str_]:
@@ -342,19 +338,18 @@ def _binary(table: RawTable, name: str, names: tuple[str, str]) -> NDArray[np.st
 # one community fewer than UCI's 1,994.
 #
 # The attribute is a threshold of the column `racepctblack`, which is one of the 99 numeric columns (the number of
-# features in the MMD paper). A model that sees it sees the attribute, so by default it is left out (98 features).
+# features in the MMD paper). A model that sees it sees the attribute, so it is left out (98 features).
 #
 # Source: UCI Machine Learning Repository, "Communities and Crime", CC BY 4.0.
 
-CRIME_RECORDS = 1_993
 _CRIME_CLASSES = ("low-crime", "high-crime")
 _CRIME_GROUPS = ("at-most-median", "above-median")
 SMALLEST_STATE = 4
 """The MMD paper removes states with fewer communities than this: `ByColumn("state", least=SMALLEST_STATE)`."""
 
-CRIME_ABOVE = 0.238
+_CRIME_ABOVE = 0.238
 """The mean of ViolentCrimesPerPop in the published file, which its documentation rounds to 0.24."""
-SHARE_ABOVE = 0.06
+_SHARE_ABOVE = 0.06
 """The median of racepctblack in the documentation of the file."""
 
 _CRIME_SOURCE = "racepctblack"
@@ -371,33 +366,18 @@ _CRIME_NOT_FEATURES = (
 _CRIME_FEATURES = 99
 
 
-class AttributeSource(Enum):
-    """Whether the column from which the attribute was made stays among the features."""
-
-    LEFT_OUT = "left-out"
-    KEPT = "kept"
-
-
-def load_communities_crime(
-    path: Path | None = None, attribute_source: AttributeSource = AttributeSource.LEFT_OUT
-) -> Dataset:
+def load_communities_crime(path: Path | None = None) -> Dataset:
     """Load Communities and Crime; `state` is kept beside the features for the partition."""
     raw = read_table(data_file("communities-crime", "crime.csv", path))
     features = [name for name in raw.columns if name not in _CRIME_NOT_FEATURES and not name.startswith("state_")]
     if len(features) != _CRIME_FEATURES or _CRIME_SOURCE not in features:
         raise BadData(raw.file, f"must hold {_CRIME_FEATURES} features, not {len(features)}", "take the published file")
-    derived: tuple[DerivedFact, ...] = ()
-    if attribute_source is AttributeSource.KEPT:
-        derived = (DerivedFact(FactKind.ATTRIBUTE_IN_FEATURES, _CRIME_SOURCE),)
-    else:
-        features.remove(_CRIME_SOURCE)
+    features.remove(_CRIME_SOURCE)
     columns: dict[str, NDArray[np.generic]] = {name: raw.numbers(name) for name in features}
-    columns["crime"] = np.array(_CRIME_CLASSES)[(raw.numbers("ViolentCrimesPerPop") > CRIME_ABOVE).astype(np.int64)]
-    columns["share"] = np.array(_CRIME_GROUPS)[(raw.numbers(_CRIME_SOURCE) > SHARE_ABOVE).astype(np.int64)]
+    columns["crime"] = np.array(_CRIME_CLASSES)[(raw.numbers("ViolentCrimesPerPop") > _CRIME_ABOVE).astype(np.int64)]
+    columns["share"] = np.array(_CRIME_GROUPS)[(raw.numbers(_CRIME_SOURCE) > _SHARE_ABOVE).astype(np.int64)]
     columns["state"] = _crime_state(raw)
-    table = RawTable(raw.file, columns, raw.lines)
-    schema, read_off = resolve(_crime_schema(features), [table])
-    return encode(table, schema, read_off + derived)
+    return _encoded(RawTable(raw.file, columns, raw.lines), _crime_schema(features))
 
 
 def _crime_schema(features: list[str]) -> Schema:
@@ -417,6 +397,8 @@ def _crime_state(table: RawTable) -> NDArray[np.int64]:
 
 
 # All of them by name, and those of other packages.
+
+_SCALED = (Benchmark.ADULT, Benchmark.CREDIT_CARD, Benchmark.COMPAS)
 
 
 def load_plugin_dataset(name: str, path: Path | None) -> Dataset:
@@ -442,6 +424,8 @@ def load_benchmark(
 
     Communities and Crime and images are published on the scale [0, 1] and know no other scaling.
     """
+    if scaling is not BenchmarkScaling.PUBLIC and name not in _SCALED:
+        raise InvalidInput("scaling", scaling.value, f"is not offered for {name.value}", "use the public scaling")
     match name:
         case Benchmark.ADULT:
             return load_adult(path, scaling)
@@ -450,21 +434,12 @@ def load_benchmark(
         case Benchmark.COMPAS:
             return load_compas(path, scaling)
         case Benchmark.COMMUNITIES_CRIME:
-            _require_public(name, scaling)
             return load_communities_crime(path)
         case Benchmark.FASHION_MNIST:
-            _require_public(name, scaling)
             return pool(load_fashion_mnist(path))
         case Benchmark.MNIST:
-            _require_public(name, scaling)
             return pool(load_mnist(path))
         case Benchmark.CIFAR_10:
-            _require_public(name, scaling)
             return load_cifar_10(path)
         case _:
             assert_never(name)
-
-
-def _require_public(name: Benchmark, scaling: BenchmarkScaling) -> None:
-    if scaling is not BenchmarkScaling.PUBLIC:
-        raise InvalidInput("scaling", scaling.value, f"is not offered for {name.value}", "use the public scaling")

@@ -314,22 +314,13 @@ class ResponseChannel:
 _LEAST_CLASS_MASS = 1e-9
 
 
-def penalty_value(penalty: FairnessPenalty, joint: Tensor, floor: float) -> Tensor:
-    """The penalty of a joint distribution; group masses below `floor` (of their block) count as `floor`."""
-    masses, mass = _masses(joint, floor)
-    match penalty:
-        case FairnessPenalty.SQUARED_GAP:
-            rates = joint / masses
-            return (rates[:, :, None, :] - rates[:, None, :, :]).square().sum() / 4
-        case FairnessPenalty.FERMI:
-            of_class = joint.sum(dim=1, keepdim=True).clamp_min(_LEAST_CLASS_MASS)
-            return (mass * (joint.square() / (masses * of_class)).sum(dim=(1, 2), keepdim=True) - mass).sum()
-        case _:
-            assert_never(penalty)
-
-
 def penalty_slopes(penalty: FairnessPenalty, joint: Tensor, floor: float) -> Tensor:
-    """The derivative of `penalty_value` by the entries of `joint`, with the masses held fixed."""
+    """The derivative of the penalty by the entries of `joint`, with the group masses held fixed.
+
+    SQUARED_GAP: P = sum_b,j,a,a' (r_aj - r_a'j)^2 / 4 of the rates r_aj = joint_aj / mass_a, so
+    dP/djoint_aj = (groups r_aj - sum_a' r_a'j) / mass_a. FERMI: P = mass (sum_aj joint_aj^2 / (mass_a p_j) - 1) with
+    the class masses p_j = sum_a joint_aj. Masses below `floor` (of their block) count as `floor`.
+    """
     masses, mass = _masses(joint, floor)
     match penalty:
         case FairnessPenalty.SQUARED_GAP:

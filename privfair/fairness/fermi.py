@@ -23,9 +23,9 @@ from typing import assert_never
 import torch
 from torch import Tensor
 
-from calibrate.errors import InvalidInput, count
+from calibrate.errors import count
 
-# Which independence is asked of the predictions, and which records it speaks of. Importable without torch.
+# Which independence is asked of the predictions, and which records it speaks of.
 
 
 class Independence(Enum):
@@ -49,22 +49,6 @@ class Independence(Enum):
             case _:
                 assert_never(self)
 
-
-__all__ = (
-    "OUTSIDE",
-    "Independence",
-    "attribute_slopes",
-    "block_of",
-    "chi_square",
-    "common_slopes",
-    "independence_point",
-    "joint_distribution",
-    "largest_w_distance",
-    "optimal_w",
-    "project_blocks",
-    "psi",
-    "weight_gradient",
-)
 
 OUTSIDE = -1
 """The block of a record of which the notion does not speak."""
@@ -93,14 +77,6 @@ def common_slopes(w: Tensor) -> Tensor:
     return -w.square().sum(dim=1)
 
 
-def psi(w: Tensor, probabilities: Tensor, s: Tensor, block: Tensor, frequencies: Tensor) -> Tensor:
-    """psi of each record; zero for a record outside all blocks."""
-    inside = block != OUTSIDE
-    at = block.clamp_min(0)
-    slope = attribute_slopes(w, frequencies)[at, s] + common_slopes(w)[at]
-    return torch.where(inside, (slope * probabilities).sum(dim=1) - 1.0, 0.0)
-
-
 def joint_distribution(probabilities: Tensor, membership: Tensor, block: Tensor, blocks: int) -> Tensor:
     """sum_i 1[block] membership_i F_i^T, one groups x classes matrix a block.
 
@@ -116,22 +92,6 @@ def weight_gradient(w: Tensor, joint: Tensor, predicted: Tensor, frequencies: Te
     `joint` is `joint_distribution` of the records, `predicted` their summed class probabilities (blocks, classes).
     """
     return 2.0 * joint / frequencies.sqrt()[:, :, None] - 2.0 * w * predicted[:, None, :]
-
-
-def optimal_w(joint: Tensor, frequencies: Tensor) -> Tensor:
-    """The W that maximises the sum of psi: P^(-1/2) joint diag(predicted)^(-1)."""
-    predicted = joint.sum(dim=1, keepdim=True)
-    _require_positive("predicted", predicted)
-    return joint / (frequencies.sqrt()[:, :, None] * predicted)
-
-
-def chi_square(joint: Tensor) -> Tensor:
-    """sum over blocks of mass(block) chi^2(joint in the block || product of its marginals)."""
-    mass = joint.sum(dim=(1, 2), keepdim=True)
-    of_group, of_class = joint.sum(dim=2, keepdim=True), joint.sum(dim=1, keepdim=True)
-    _require_positive("joint", of_group)
-    _require_positive("joint", of_class)
-    return (mass * (joint.square() / (of_group * of_class)).sum(dim=(1, 2), keepdim=True) - mass).sum()
 
 
 def independence_point(frequencies: Tensor, classes: int) -> Tensor:
@@ -163,13 +123,3 @@ def largest_w_distance(probabilities: Tensor, block: Tensor, frequencies: Tensor
     rarest = frequencies.sort(dim=1).values[:, :2].reciprocal().sum(dim=1).sqrt()
     lengths = torch.linalg.vector_norm(probabilities[inside].to(rarest.dtype), dim=1)
     return float((2.0 * rarest[block[inside]] * lengths).max())
-
-
-def _require_positive(argument: str, masses: Tensor) -> None:
-    if not bool((masses > 0).all()):
-        raise InvalidInput(
-            argument,
-            float(masses.min()),
-            "holds a group or a class without any mass, so the divergence is undefined",
-            "merge it with another one, or train on more records",
-        )

@@ -55,20 +55,17 @@ class Confusion:
     @cached_property
     def of_group(self) -> Integers:
         """Records of each group."""
-        records: Integers = self.counts.sum(axis=(1, 2))
-        return records
+        return np.asarray(self.counts.sum(axis=(1, 2)))
 
     @cached_property
     def of_class(self) -> Integers:
         """Records of each group and true class."""
-        records: Integers = self.counts.sum(axis=2)
-        return records
+        return np.asarray(self.counts.sum(axis=2))
 
     @cached_property
     def answered(self) -> Integers:
         """Records of each group and predicted class."""
-        records: Integers = self.counts.sum(axis=1)
-        return records
+        return np.asarray(self.counts.sum(axis=1))
 
     @cached_property
     def correct(self) -> Integers:
@@ -155,104 +152,85 @@ class Comparison(Enum):
     """With the rate of all records together (FPFL's gaps)."""
 
 
-class EmptyGroups(Enum):
-    """What becomes of a gap when a group has no record on which its rate could be measured."""
-
-    UNDEFINED = "undefined"
-    LEFT_OUT = "left-out"
-
-
 @dataclass(frozen=True)
 class Gap:
-    """A gap in [0, 1], or NaN and the reason why it is undefined; `left_out` names groups that do not count."""
+    """A gap in [0, 1], or NaN and the reason why it is undefined."""
 
     value: float
     reason: str | None = None
-    left_out: tuple[str, ...] = ()
 
     @property
     def defined(self) -> bool:
         return not math.isnan(self.value)
 
 
-@dataclass(frozen=True)
-class Measure:
-    """How a gap is taken: against what, and what to do about empty groups."""
-
-    comparison: Comparison = Comparison.PAIRWISE
-    empty: EmptyGroups = EmptyGroups.UNDEFINED
+PAIRWISE = Comparison.PAIRWISE
 
 
-PAIRWISE = Measure()
-
-
-def demographic_parity(confusion: Confusion, measure: Measure = PAIRWISE) -> Gap:
+def demographic_parity(confusion: Confusion, comparison: Comparison = PAIRWISE) -> Gap:
     """Largest difference of P(prediction = p | group), over classes p and groups (SteFFLe, equation 11)."""
-    return _gap(confusion, lambda c: c.selection_rates, measure, "records")
+    return _gap(confusion, lambda c: c.selection_rates, comparison, "records")
 
 
-def equalised_odds(confusion: Confusion, measure: Measure = PAIRWISE) -> Gap:
+def equalised_odds(confusion: Confusion, comparison: Comparison = PAIRWISE) -> Gap:
     """Largest difference of true and of false positive rates, over classes and groups (SteFFLe, equation 12)."""
 
     def both(counts: Confusion) -> AnyFloats:
         return np.concatenate([counts.true_positive_rates, counts.false_positive_rates], axis=1)
 
-    return _gap(confusion, both, measure, "records of every class and its complement")
+    return _gap(confusion, both, comparison, "records of every class and its complement")
 
 
-def equal_opportunity(confusion: Confusion, positive: int = 1, measure: Measure = PAIRWISE) -> Gap:
+def equal_opportunity(confusion: Confusion, positive: int = 1, comparison: Comparison = PAIRWISE) -> Gap:
     """Largest difference of the true positive rate of one class."""
-    return _gap_of_class(confusion, lambda c: c.true_positive_rates, positive, measure, "of class")
+    return _gap_of_class(confusion, lambda c: c.true_positive_rates, positive, comparison, "of class")
 
 
-def false_negative_gap(confusion: Confusion, positive: int = 1, measure: Measure = PAIRWISE) -> Gap:
+def false_negative_gap(confusion: Confusion, positive: int = 1, comparison: Comparison = PAIRWISE) -> Gap:
     """Largest difference of P(prediction is not c | class = c, group).
 
     Pairwise it equals `equal_opportunity`; FPFL measures it against the overall rate.
     """
-    return _gap_of_class(confusion, lambda c: 1 - c.true_positive_rates, positive, measure, "of class")
+    return _gap_of_class(confusion, lambda c: 1 - c.true_positive_rates, positive, comparison, "of class")
 
 
-def predictive_parity(confusion: Confusion, positive: int = 1, measure: Measure = PAIRWISE) -> Gap:
+def predictive_parity(confusion: Confusion, positive: int = 1, comparison: Comparison = PAIRWISE) -> Gap:
     """Largest difference of the precision of one class, P(class = c | prediction = c, group)."""
-    return _gap_of_class(confusion, lambda c: c.precisions, positive, measure, "predicted as")
+    return _gap_of_class(confusion, lambda c: c.precisions, positive, comparison, "predicted as")
 
 
-def accuracy_gap(confusion: Confusion, measure: Measure = PAIRWISE) -> Gap:
+def accuracy_gap(confusion: Confusion, comparison: Comparison = PAIRWISE) -> Gap:
     """Largest difference of the accuracy."""
-    return _gap(confusion, lambda c: c.accuracies[:, np.newaxis], measure, "records")
+    return _gap(confusion, lambda c: c.accuracies[:, np.newaxis], comparison, "records")
 
 
 _Rates = Callable[[Confusion], AnyFloats]
 """One row per group."""
 
 
-def _gap_of_class(confusion: Confusion, rates: _Rates, positive: int, measure: Measure, which: str) -> Gap:
+def _gap_of_class(confusion: Confusion, rates: _Rates, positive: int, comparison: Comparison, which: str) -> Gap:
     """The gap in one column of `rates`; `which` records are needed for it."""
     if not 0 <= positive < confusion.classes:
         raise InvalidInput(
             "positive", positive, f"must lie between 0 and {confusion.classes - 1}", "give the number of a class"
         )
     needed = f"records {which} {confusion.class_names[positive]!r}"
-    return _gap(confusion, lambda c: rates(c)[:, [positive]], measure, needed)
+    return _gap(confusion, lambda c: rates(c)[:, [positive]], comparison, needed)
 
 
-def _gap(confusion: Confusion, rates: _Rates, measure: Measure, needed: str) -> Gap:
+def _gap(confusion: Confusion, rates: _Rates, comparison: Comparison, needed: str) -> Gap:
     """The largest difference over the columns of `rates(confusion)`, whose rows are groups."""
     # Few numbers, very often: plain ones are ten times as fast as arrays.
     rows: list[list[float]] = rates(confusion).tolist()
-    there = [not any(map(math.isnan, row)) for row in rows]
-    names = tuple(name for name, is_there in zip(confusion.group_names, there, strict=True) if not is_there)
-    if names and measure.empty is EmptyGroups.UNDEFINED:
-        return Gap(math.nan, f"no {needed} in group {', '.join(map(repr, names))}")
-    rows = [row for row, is_there in zip(rows, there, strict=True) if is_there]
-    least = 2 if measure.comparison is Comparison.PAIRWISE else 1
-    if len(rows) < least:
-        return Gap(math.nan, f"fewer than {least} groups with {needed}", names)
-    if measure.comparison is Comparison.PAIRWISE:
-        return Gap(max(max(column) - min(column) for column in zip(*rows, strict=True)), left_out=names)
-    everyone = Confusion(confusion.counts.sum(axis=0, keepdims=True), ("everyone",), confusion.class_names)
-    return Gap(float(np.abs(np.array(rows) - rates(everyone)).max()), left_out=names)
+    empty = [name for name, row in zip(confusion.group_names, rows, strict=True) if any(map(math.isnan, row))]
+    if empty:
+        return Gap(math.nan, f"no {needed} in group {', '.join(map(repr, empty))}")
+    if comparison is Comparison.OVERALL:
+        everyone = Confusion(confusion.counts.sum(axis=0, keepdims=True), ("everyone",), confusion.class_names)
+        return Gap(float(np.abs(np.array(rows) - rates(everyone)).max()))
+    if len(rows) < 2:
+        return Gap(math.nan, f"fewer than 2 groups with {needed}")
+    return Gap(max(max(column) - min(column) for column in zip(*rows, strict=True)))
 
 
 def _ratio(part: Integers, whole: Integers) -> AnyFloats:
@@ -299,7 +277,7 @@ class Measurement:
 
     confusion: Confusion
     positive: int = 1
-    measure: Measure = PAIRWISE
+    comparison: Comparison = PAIRWISE
 
     @property
     def accuracy(self) -> float:
@@ -334,18 +312,18 @@ class Measurement:
     def gaps(self) -> dict[str, Gap]:
         """Every gap by its name in metrics.jsonl."""
         return {
-            "demographic_parity": demographic_parity(self.confusion, self.measure),
-            "equalised_odds": equalised_odds(self.confusion, self.measure),
-            "equal_opportunity": equal_opportunity(self.confusion, self.positive, self.measure),
-            "false_negative_gap": false_negative_gap(self.confusion, self.positive, self.measure),
-            "accuracy_gap": accuracy_gap(self.confusion, self.measure),
-            "predictive_parity": predictive_parity(self.confusion, self.positive, self.measure),
+            "demographic_parity": demographic_parity(self.confusion, self.comparison),
+            "equalised_odds": equalised_odds(self.confusion, self.comparison),
+            "equal_opportunity": equal_opportunity(self.confusion, self.positive, self.comparison),
+            "false_negative_gap": false_negative_gap(self.confusion, self.positive, self.comparison),
+            "accuracy_gap": accuracy_gap(self.confusion, self.comparison),
+            "predictive_parity": predictive_parity(self.confusion, self.positive, self.comparison),
         }
 
     def against_overall(self) -> dict[str, float | None]:
         """The gaps as FPFL takes them: the largest distance of a group's rate from that of all records together."""
-        measure = replace(self.measure, comparison=Comparison.OVERALL)
-        return {name: _number(gap.value) for name, gap in replace(self, measure=measure).gaps.items()}
+        overall = replace(self, comparison=Comparison.OVERALL)
+        return {name: _number(gap.value) for name, gap in overall.gaps.items()}
 
     def as_json(self) -> dict[str, Any]:
         """For metrics.jsonl; an undefined number is null and its reason stands beside it."""
@@ -367,7 +345,7 @@ class Measurement:
         }
         rows |= {name: _number(gap.value) for name, gap in gaps.items()}
         rows["undefined"] = {name: gap.reason for name, gap in gaps.items() if not gap.defined}
-        rows["left_out"] = {name: list(gap.left_out) for name, gap in gaps.items() if gap.left_out}
+        rows["left_out"] = {}  # an empty group makes a gap undefined and is never left out of it
         rows["groups"] = {
             name: {
                 "records": records[g],
@@ -416,7 +394,7 @@ class SiloMeasurements:
 
 
 def measure_silos(
-    silos: Silos, predictions: Sequence[NDArray[Any]], positive: int = 1, measure: Measure = PAIRWISE
+    silos: Silos, predictions: Sequence[NDArray[Any]], positive: int = 1, comparison: Comparison = PAIRWISE
 ) -> SiloMeasurements:
     """Measure predictions (class codes, one array per silo, in the silos' order)."""
     if len(predictions) != len(silos):
@@ -429,8 +407,8 @@ def measure_silos(
     ]
     overall = sum(counted[1:], start=counted[0])
     return SiloMeasurements(
-        Measurement(overall, positive, measure),
-        tuple((name, Measurement(c, positive, measure)) for name, c in zip(silos.names, counted, strict=True)),
+        Measurement(overall, positive, comparison),
+        tuple((name, Measurement(c, positive, comparison)) for name, c in zip(silos.names, counted, strict=True)),
     )
 
 

@@ -220,12 +220,6 @@ class Transcript:
         """The state beside the transcript that this round started from, not yet compared with its digest."""
         return self._beside.state(round_number)
 
-    @property
-    def complete_rounds(self) -> tuple[int, ...]:
-        """Rounds in which every declared party published every declared value."""
-        whole = len(self.header.parties) * len(self.header.values)
-        return tuple(sorted(number for number, keys in self._of_round.items() if len(keys) == whole))
-
     def rounds(self, party: str, name: str) -> NDArray[np.int64]:
         """The rounds of which the transcript keeps `name` of `party`, rising."""
         return np.array([key.round for key in self._series(party, name)], dtype=np.int64)

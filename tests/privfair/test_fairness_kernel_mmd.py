@@ -16,20 +16,17 @@ from privfair.fairness import mmd as kernel_mmd
 from privfair.fairness.mmd import (
     EnergyKernel,
     GaussianKernel,
-    GaussianLaplaceKernel,
     GaussianSmoothing,
     Kernel,
     LaplaceKernel,
     LaplaceSmoothing,
     Noise,
     SharpenedGaussianKernel,
-    TwoLaplaceKernel,
-    convolve,
     kernel_before_noise,
     mmd_squared_v,
-    witness,
     witness_derivative,
 )
+from tests.privfair.convolved_kernels import GaussianLaplaceKernel, TwoLaplaceKernel, convolve, witness
 
 KERNELS = [GaussianKernel(0.7, 2.0), LaplaceKernel(0.5, 3.0), EnergyKernel(1.5)]
 NOISES = [GaussianSmoothing(0.4), LaplaceSmoothing(0.3), LaplaceSmoothing(0.5), LaplaceSmoothing(0.8)]

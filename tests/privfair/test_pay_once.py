@@ -16,8 +16,9 @@ from privfair.algorithms.parts.descent import Iterate
 from privfair.algorithms.pay_once import ATTRIBUTE, GRADIENT, JOINT, PayOnce, PayOnceOptions
 from privfair.contribution import Published
 from privfair.fairness import fermi
-from privfair.fairness.constraints import FairnessPenalty, ResponseChannel, penalty_value
+from privfair.fairness.constraints import FairnessPenalty, ResponseChannel
 from privfair.fairness.fermi import Independence
+from tests.privfair.fermi_values import penalty_value
 from tests.privfair.plain_models import Plain
 from tests.privfair.steffle_cases import everybody, logistic, mean_loss, numeric_gradient, silo_of, without_noise
 

@@ -14,6 +14,7 @@ from privfair.fairness import fermi
 from privfair.models.exact import Bits
 from privfair.models.perceptron import Perceptron
 from privfair.rounding import ROUNDING_SLACK
+from tests.privfair.fermi_values import chi_square, optimal_w, psi
 from tests.privfair.plain_models import Plain
 from tests.privfair.steffle_cases import (
     NOTIONS,
@@ -35,7 +36,7 @@ def _mean_psi(algorithm, theta, w, silo):
     frequencies = algorithm.start().frequencies
     block = fermi.block_of(algorithm.options.notion, silo.y, algorithm.options.positive_class)
     probabilities = Plain(algorithm.model).probabilities(theta, silo.x)
-    return fermi.psi(w, probabilities, silo.s, block, frequencies).mean()
+    return psi(w, probabilities, silo.s, block, frequencies).mean()
 
 
 @pytest.mark.parametrize("center", list(WCenter))
@@ -82,10 +83,10 @@ def test_at_its_best_w_the_gradient_is_that_of_loss_plus_chi_square(groups, clas
         return fermi.joint_distribution(Plain(model).probabilities(theta, silo.x), members, block, blocks) / len(silo)
 
     def objective(theta):
-        return mean_loss(model, theta, silo) + FAIRNESS * fermi.chi_square(joint(theta))
+        return mean_loss(model, theta, silo) + FAIRNESS * chi_square(joint(theta))
 
     theta = state.descent.theta
-    best = fermi.optimal_w(joint(theta), shares) - fermi.independence_point(shares, classes)
+    best = optimal_w(joint(theta), shares) - fermi.independence_point(shares, classes)
     message = algorithm.contribution(replace(state, deviation=best), 3, silo, everybody(silo))
     total = message.clear[LOSS_GRADIENT] + FAIRNESS * noisy_values(message)[H_THETA]
     np.testing.assert_allclose(total, numeric_gradient(objective, theta), atol=2e-8)
@@ -137,6 +138,6 @@ def test_descent_and_ascent_reach_the_fermi_optimum() -> None:
     def objective(theta):
         probabilities = Plain(algorithm.model).probabilities(theta, silo.x)
         joint = fermi.joint_distribution(probabilities, members, torch.zeros(400).long(), 1) / 400
-        return mean_loss(algorithm.model, theta, silo) + 2.0 * fermi.chi_square(joint)
+        return mean_loss(algorithm.model, theta, silo) + 2.0 * chi_square(joint)
 
     np.testing.assert_allclose(numeric_gradient(objective, algorithm.theta(state)), 0.0, atol=1e-6)

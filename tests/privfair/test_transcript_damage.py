@@ -53,7 +53,7 @@ def test_cut_anywhere_it_reads_up_to_the_last_whole_value_and_goes_on(path: Path
         transcript = Transcript.read(path)
         values, rest = divmod(size - begin, FRAME)
         assert len(transcript.keys) == values
-        assert transcript.complete_rounds == tuple(range(values // 2))
+        assert [key.round for key in transcript.keys] == [number // 2 for number in range(values)]
         assert transcript.ending is (Ending.TORN if rest else Ending.OPEN)
         assert transcript.torn_bytes == rest
     path.write_bytes(whole[:-7])

@@ -23,7 +23,7 @@ from privfair.data.dataset import Dataset
 from privfair.data.training_data import USERS, TrainingData, load_training_data
 from privfair.fairness.constraints import FairnessNotion
 from privfair.fairness.fermi import Independence
-from privfair.fairness.measurement import Comparison, Measure, Measurement, count_confusion
+from privfair.fairness.measurement import Comparison, Measurement, count_confusion
 from privfair.models.linear import LogisticRegression
 from privfair.models.model import Model
 from privfair.models.perceptron import Perceptron
@@ -262,4 +262,4 @@ def _measured(model: Model, theta: torch.Tensor, records: Dataset) -> Measuremen
     with torch.no_grad():
         guess = model.logits(theta, features).argmax(dim=1).numpy()
     confusion = count_confusion(records.label, guess, records.group, records.class_names, records.group_names)
-    return Measurement(confusion, 1, Measure(Comparison.OVERALL))
+    return Measurement(confusion, 1, Comparison.OVERALL)
