@@ -18,6 +18,7 @@ from hypothesis import settings
 from calibrate import plugins
 from privfair.batches import randomness
 from privfair.noise import random_stream
+from tests.installed_packages import install as install  # a fixture for all
 
 settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.register_profile("explore", deadline=None, print_blob=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, assert_never, final
+from typing import Any, final
 
 import numpy as np
 import torch
@@ -29,10 +29,9 @@ from privfair.algorithms.fed_sgda import OF_W, FedSgda
 from privfair.algorithms.parts.clients import NOISY, ClippedSums, clipped_sum
 from privfair.algorithms.parts.descent import Descent, DescentRule, Iterate
 from privfair.algorithms.parts.options import AtLeastZero, BelowOne, Count, GradientOptions, Options, Positive
-from privfair.algorithms.recipe import RECORD_ADDED, Blueprint, Recipe
+from privfair.algorithms.recipe import MIN_MAX, RECORD_ADDED, Blueprint, Recipe, from_shares
 from privfair.contribution import BoundedContribution, RecentRounds
 from privfair.models.model import Model, require_class_weights
-from privfair.plan.model import MinMaxPlan
 from privfair.rounding import require_mixable
 
 # What [training] may say under a `gaussian` plan, by method: the corrections of local steps cost no privacy, and each
@@ -86,9 +85,6 @@ class MinMaxOptions(Options):
     """With a table [training.min-max], which has the other steps; the loss is the user's and may weigh classes."""
 
     learning_rate: Positive = 0.5
-
-
-_Sending = PrivateStepOptions | PrivateFedProx | PrivateScaffold | PrivateFedDyn | PrivateAliDpfl
 
 
 @dataclass(frozen=True, eq=False)
@@ -175,11 +171,9 @@ class DpFedSgd(Algorithm[DpFedSgdState]):
         return state.theta if self.rule is None or state.descent is None else self.rule.model(state.descent)
 
 
-def build(blueprint: Blueprint[Any]) -> Algorithm[Any]:
-    """The local steps that a `gaussian` plan asks for, or noisy descent-ascent of a min-max loss of the user's own."""
+def _clipped_sums(blueprint: Blueprint[Any]) -> ClippedSums:
+    """What every method sends: one clipped sum, as it was signed."""
     plan = blueprint.plan(GaussianPlan)
-    if blueprint.min_max is not None:
-        return _descent_ascent(blueprint, plan, blueprint.min_max)
     if len(plan.ratios) != 1:
         raise InvalidInput(
             "[privacy] noise",
@@ -191,44 +185,40 @@ def build(blueprint: Blueprint[Any]) -> Algorithm[Any]:
         raise InvalidInput(
             "[privacy] relation", "replace-attribute", "is not what clipped gradients bound", "use steffle or pay-once"
         )
-    own: _Sending = blueprint.options
-    model, shares, seed = blueprint.model, blueprint.shares, blueprint.seed
-    require_class_weights(own.class_weight, model.classes)
-    expected = blueprint.expected(plan.sampling_rate)
-    clip = blueprint.bound(NOISY)
-    sending = ClippedSums(clip, expected, plan.batch_limit, own.class_weight)
-    signed = blueprint.signed(NOISY)
-    if plan.noise is CorrelatedNoise.BANDED and not isinstance(own, PrivateStepOptions):
+    weights: tuple[float, ...] = blueprint.options.class_weight
+    require_class_weights(weights, blueprint.model.classes)
+    if plan.noise is CorrelatedNoise.BANDED and not isinstance(blueprint.options, PrivateStepOptions):
         rule = "must be taken apart by the server, which only method = 'fedsgd' does"
         raise InvalidInput("[privacy] noise", plan.noise.value, rule, "use fedsgd, or independent noise")
-    match own:
-        case PrivateStepOptions():
-            simple = GradientOptions(own.learning_rate, own.learning_rate_decay)
-            of_all = plan.sampling_rate * blueprint.units
-            mixed = signed.strategy if isinstance(signed, GaussianNoise) else None
-            descent = _rule_of(own, blueprint.rounds, seed)
-            return DpFedSgd(
-                model,
-                simple,
-                clip,
-                of_all,
-                seed,
-                limit=plan.batch_limit,
-                class_weight=own.class_weight,
-                strategy=mixed,
-                rule=descent,
-            )
-        case PrivateFedProx():
-            return FedProx(model, own, shares, sending, seed)
-        case PrivateScaffold():
-            return Scaffold(model, own, shares, sending, seed)
-        case PrivateFedDyn():
-            return FedDyn(model, own, shares, sending, seed)
-        case PrivateAliDpfl():
-            sigma = signed.sigma if isinstance(signed, GaussianNoise) else 0.0
-            return AliDpfl(model, own, shares, sending, sigma, blueprint.rounds, seed)
-        case _:
-            assert_never(own)
+    expected = blueprint.expected(plan.sampling_rate)
+    return ClippedSums(blueprint.bound(NOISY), expected, plan.batch_limit, weights)
+
+
+def _signed_noise(blueprint: Blueprint[Any]) -> GaussianNoise | None:
+    signed = blueprint.signed(NOISY)
+    return signed if isinstance(signed, GaussianNoise) else None
+
+
+def _fedsgd(blueprint: Blueprint[PrivateStepOptions]) -> DpFedSgd:
+    sending, own, noise = _clipped_sums(blueprint), blueprint.options, _signed_noise(blueprint)
+    return DpFedSgd(
+        blueprint.model,
+        GradientOptions(own.learning_rate, own.learning_rate_decay),
+        sending.clip,
+        blueprint.plan(GaussianPlan).sampling_rate * blueprint.units,
+        blueprint.seed,
+        limit=sending.limit,
+        class_weight=own.class_weight,
+        strategy=None if noise is None else noise.strategy,
+        rule=_rule_of(own, blueprint.rounds, blueprint.seed),
+    )
+
+
+def _ali_dpfl(blueprint: Blueprint[PrivateAliDpfl]) -> AliDpfl:
+    sending, noise = _clipped_sums(blueprint), _signed_noise(blueprint)
+    sigma = 0.0 if noise is None else noise.sigma
+    own, shares = blueprint.options, blueprint.shares
+    return AliDpfl(blueprint.model, own, shares, sending, sigma, blueprint.rounds, blueprint.seed)
 
 
 def _rule_of(own: PrivateStepOptions, rounds: int, seed: int) -> DescentRule | None:
@@ -243,8 +233,10 @@ def _rule_of(own: PrivateStepOptions, rounds: int, seed: int) -> DescentRule | N
     )
 
 
-def _descent_ascent(blueprint: Blueprint[MinMaxOptions], plan: GaussianPlan, game: MinMaxPlan) -> FedSgda:
+def _descent_ascent(blueprint: Blueprint[MinMaxOptions]) -> FedSgda:
     """Noisy Fed-SGDA of the plan's model and the user's own loss; one record is the unit."""
+    plan, game = blueprint.plan(GaussianPlan), blueprint.min_max
+    assert game is not None
     if len(plan.ratios) != 2 or plan.relation is Relation.REPLACE_ATTRIBUTE:
         raise InvalidInput(
             "[privacy] noise",
@@ -271,13 +263,11 @@ def _descent_ascent(blueprint: Blueprint[MinMaxOptions], plan: GaussianPlan, gam
     )
 
 
-METHODS: dict[str, type[Options]] = {
-    "fedsgd": PrivateStepOptions,
-    "fedprox": PrivateFedProx,
-    "scaffold": PrivateScaffold,
-    "feddyn": PrivateFedDyn,
-    "ali-dpfl": PrivateAliDpfl,
-}
-RECIPE: Recipe[Any] = Recipe(
-    "gaussian", PrivateStepOptions, build, RECORD_ADDED, methods=METHODS, min_max=MinMaxOptions
+RECIPES: tuple[Recipe[Any], ...] = (
+    Recipe("gaussian", PrivateStepOptions, _fedsgd, RECORD_ADDED, method="fedsgd"),
+    Recipe("gaussian", PrivateFedProx, from_shares(FedProx, _clipped_sums), RECORD_ADDED, method="fedprox"),
+    Recipe("gaussian", PrivateScaffold, from_shares(Scaffold, _clipped_sums), RECORD_ADDED, method="scaffold"),
+    Recipe("gaussian", PrivateFedDyn, from_shares(FedDyn, _clipped_sums), RECORD_ADDED, method="feddyn"),
+    Recipe("gaussian", PrivateAliDpfl, _ali_dpfl, RECORD_ADDED, method="ali-dpfl"),
+    Recipe("gaussian", MinMaxOptions, _descent_ascent, RECORD_ADDED, method=MIN_MAX),
 )

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Any, Literal, assert_never, final
+from typing import Any, Literal, final
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from privfair.algorithms.algorithm import Algorithm, ClearValue, Message, Receiv
 from privfair.algorithms.baselines.client_losses import AgnosticFl, AgnosticOptions, QFfl, QFflOptions
 from privfair.algorithms.parts.clients import ClippedPairs, PlainMeans
 from privfair.algorithms.parts.options import AtLeastZero, Count, Options, Positive
-from privfair.algorithms.recipe import RECORD_ADDED, Blueprint, Recipe, refuse_normalisation
+from privfair.algorithms.recipe import RECORD_ADDED, Blueprint, Recipe, from_shares, refuse_normalisation
 from privfair.contribution import BoundedContribution
 from privfair.fairness.clipping import (
     ConvergenceConstants,
@@ -91,10 +91,6 @@ class PrivateQFfl(QFflOptions):
     """method = "q-ffl": q-FFL on the same noisy gradients and losses, at the same price."""
 
     loss_floor: Positive = 0.01
-
-
-METHODS: dict[str, type[Options]] = {"fedfdp": FedFdpOptions, "q-ffl": PrivateQFfl, "agnostic-fl": AgnosticOptions}
-"""What a `fedfdp` plan can do with its noisy gradients and losses."""
 
 
 @dataclass(frozen=True)
@@ -235,28 +231,19 @@ class FedFdp(Algorithm[FedFdpState]):
         return FedFdpState(shares @ state.local, None, 0, mean_loss, state.loss_clips)
 
 
-def build(blueprint: Blueprint[Any]) -> Algorithm[Any]:
-    """FedFDP or another method on the same pairs; the others also without a clip, and so without a promise."""
+def _fedfdp(blueprint: Blueprint[FedFdpOptions]) -> FedFdp:
     clips, expected = _signed_clips(blueprint)
-    options: FedFdpOptions | PrivateQFfl | AgnosticOptions = blueprint.options
-    model, shares, seed = blueprint.model, blueprint.shares, blueprint.seed
-    sending = PlainMeans() if clips is None else ClippedPairs(clips.gradient, clips.loss, expected)
-    match options:
-        case FedFdpOptions():
-            if clips is None:
-                raise InvalidInput(
-                    "[privacy] clip",
-                    None,
-                    "is needed by FedFDP",
-                    'give one; without privacy train algorithm = "fedfair"',
-                )
-            return FedFdp(model, _with_fairness(blueprint, clips, expected), shares, expected, clips, seed)
-        case PrivateQFfl():
-            return QFfl(model, options, shares, sending, seed)
-        case AgnosticOptions():
-            return AgnosticFl(model, options, shares, sending, seed)
-        case _:
-            assert_never(options)
+    if clips is None:
+        remedy = 'give one; without privacy train algorithm = "fedfair"'
+        raise InvalidInput("[privacy] clip", None, "is needed by FedFDP", remedy)
+    own, shares = _with_fairness(blueprint, clips, expected), blueprint.shares
+    return FedFdp(blueprint.model, own, shares, expected, clips, blueprint.seed)
+
+
+def _pairs(blueprint: Blueprint[Any]) -> PlainMeans | ClippedPairs:
+    """What other methods send: the same pairs, or means without a clip, and so without a promise."""
+    clips, expected = _signed_clips(blueprint)
+    return PlainMeans() if clips is None else ClippedPairs(clips.gradient, clips.loss, expected)
 
 
 def _with_fairness(
@@ -306,4 +293,8 @@ def _signed_clips(blueprint: Blueprint[Any]) -> tuple[FedFdpClips | None, dict[s
     return FedFdpClips(blueprint.bound(GRADIENT), blueprint.bound(LOSS)), blueprint.expected(plan.sampling_rate)
 
 
-RECIPE: Recipe[Any] = Recipe("fedfdp", FedFdpOptions, build, RECORD_ADDED, methods=METHODS)
+RECIPES: tuple[Recipe[Any], ...] = (
+    Recipe("fedfdp", FedFdpOptions, _fedfdp, RECORD_ADDED, method="fedfdp"),
+    Recipe("fedfdp", PrivateQFfl, from_shares(QFfl, _pairs), RECORD_ADDED, method="q-ffl"),
+    Recipe("fedfdp", AgnosticOptions, from_shares(AgnosticFl, _pairs), RECORD_ADDED, method="agnostic-fl"),
+)

@@ -100,10 +100,6 @@ class PrivateMultipliers(MultiplierOptions):
             raise InvalidInput("[training] notion", self.notion.value, "has no multipliers", "use method = 'fpfl'")
 
 
-METHODS: dict[str, type[Options]] = {"fpfl": FpflOptions, "tran": PrivateMultipliers}
-"""What an `fpfl` plan can do with its users' noisy statistics."""
-
-
 @dataclass(frozen=True, eq=False)
 class FpflState:
     """All of it follows from published values."""
@@ -277,4 +273,7 @@ def build(blueprint: Blueprint[Any]) -> Fpfl | TranMultipliers:
     return Fpfl(blueprint.model, own, blueprint.groups, expected, clip, seed, blueprint.rounds)
 
 
-RECIPE: Recipe[Any] = Recipe("fpfl", FpflOptions, build, USER_ADDED, methods=METHODS)
+RECIPES: tuple[Recipe[Any], ...] = (
+    Recipe("fpfl", FpflOptions, build, USER_ADDED, method="fpfl"),
+    Recipe("fpfl", PrivateMultipliers, build, USER_ADDED, method="tran"),
+)

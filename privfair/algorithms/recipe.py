@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from calibrate.errors import InvalidInput
@@ -16,6 +16,9 @@ from privfair.algorithms.parts.options import Options
 from privfair.models.model import Model
 from privfair.plan.model import MinMaxPlan
 from privfair.plan.privacy import Parameters, Unpriced
+
+MIN_MAX = "min-max"
+"""The method that a table [training.min-max] chooses, by a loss of the user's own."""
 
 OptionsT = TypeVar("OptionsT", bound=Options)
 PlanT = TypeVar("PlanT", bound=Plan)
@@ -106,11 +109,11 @@ class Blueprint(Generic[OptionsT]):
 
 @dataclass(frozen=True)
 class Recipe(Generic[OptionsT]):
-    """How one algorithm gets from a plan to a run."""
+    """How one algorithm, or one method of it, gets from a plan to a run."""
 
     name: str
     options: type[OptionsT]
-    """What its [training] section may say, with its first method where it has several."""
+    """What its [training] section may say."""
     build: Callable[[Blueprint[OptionsT]], Algorithm[Any]]
     unit: PrivacyUnit = RECORD_REPLACED
     """Whom its manifest speaks of, also where it promises nothing."""
@@ -120,15 +123,25 @@ class Recipe(Generic[OptionsT]):
     """Whether all records are trained on in one place."""
     attributes_apart: bool = False
     """Whether it can run with attributes held by others than the records."""
-    methods: Mapping[str, type[OptionsT]] = field(default_factory=dict)
-    """By the name under `method`: what [training] may say with it; the first one is the default."""
-    min_max: type[OptionsT] | None = None
-    """What [training] may say next to a min-max loss of the user's own; None where there can be none."""
+    method: str | None = None
+    """The name under `method` that chooses it, where the algorithm has several; `MIN_MAX` is chosen by its table."""
+
+    @property
+    def key(self) -> str:
+        """The name that a plug-in's entry point has: the algorithm's, or `algorithm.method`."""
+        return self.name if self.method is None else f"{self.name}.{self.method}"
 
 
-def from_shares(kind: Callable[..., Algorithm[Any]]) -> Callable[[Blueprint[Any]], Algorithm[Any]]:
-    """Build an algorithm that is made of a model, options, the parties' shares and a seed."""
-    return lambda blueprint: kind(blueprint.model, blueprint.options, blueprint.shares, seed=blueprint.seed)
+def from_shares(
+    kind: Callable[..., Algorithm[Any]], *sending: Callable[[Blueprint[Any]], object]
+) -> Callable[[Blueprint[Any]], Algorithm[Any]]:
+    """Build an algorithm from a model, options, the parties' shares, its messages if not plain means, and a seed."""
+
+    def build(blueprint: Blueprint[Any]) -> Algorithm[Any]:
+        made = (make(blueprint) for make in sending)
+        return kind(blueprint.model, blueprint.options, blueprint.shares, *made, seed=blueprint.seed)
+
+    return build
 
 
 def refuse_normalisation(ratio: float | None) -> None:

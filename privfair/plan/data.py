@@ -52,7 +52,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Any, TypeVar
@@ -257,6 +257,9 @@ class SiteSource:
             count(f"[data.silos] {name}", size)
 
 
+DataSource = BenchmarkSource | PluginSource | FileSource | SiteSource
+
+
 @dataclass(frozen=True)
 class Pooled:
     """All records in one silo."""
@@ -337,20 +340,27 @@ class SplitRule(Enum):
 
 
 @dataclass(frozen=True)
-class DataPlan:
-    """The [data] section; `at_least` is a public lower bound of each silo's units, for all silos or by name."""
+class _Keys:
+    """The keys of [data] that are neither its source nor tables."""
 
-    source: BenchmarkSource | PluginSource | FileSource | SiteSource
-    partition: Partition | Pooled | None = None
-    users: PoissonUsers | UsersOfColumn | None = None
     test_fraction: float = PAPERS_TEST_FRACTION
     seed: int = 0
-    unfair: UnfairImages | None = None
-    attributes: DealtAttributes | AttributesInFiles | AttributesAtSites | None = None
-    identity: DataIdentity | None = None
     split: SplitRule | None = None
     id_column: str | None = None
     at_least: int | Mapping[str, int] | None = None
+    """A public lower bound of each silo's units, for all silos or by name."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataPlan(_Keys):
+    """The [data] section."""
+
+    source: DataSource
+    partition: Partition | Pooled | None = None
+    users: PoissonUsers | UsersOfColumn | None = None
+    unfair: UnfairImages | None = None
+    attributes: DealtAttributes | AttributesInFiles | AttributesAtSites | None = None
+    identity: DataIdentity | None = None
 
     def __post_init__(self) -> None:
         for bound in self.at_least.values() if isinstance(self.at_least, Mapping) else (self.at_least,):
@@ -401,15 +411,6 @@ class DataPlan:
                 raise InvalidInput(key, "(given)", f"{why}", "drop it, or train in one process with files = [...]")
 
 
-@dataclass(frozen=True)
-class _Common:
-    test_fraction: float = PAPERS_TEST_FRACTION
-    seed: int = 0
-    split: SplitRule | None = None
-    id_column: str | None = None
-    at_least: int | Mapping[str, int] | None = None
-
-
 _PARTITIONS: dict[str, type[Partition | Pooled]] = {
     "equal": EqualAtRandom,
     "heterogeneous": Heterogeneous,
@@ -426,26 +427,26 @@ Kind = TypeVar("Kind")
 def read_data_plan(section: Mapping[str, Any], folder: Path) -> DataPlan:
     """The typed [data] section; an empty one is refused. Paths are relative to `folder`, the plan's own."""
     named = PluginSource if DATASET_PLUGINS.find(str(section.get("dataset"))) is not None else BenchmarkSource
-    source_kind: type[BenchmarkSource] | type[PluginSource] | type[FileSource] | type[SiteSource] = _one_of(
+    source_kind: type[DataSource] = _one_of(
         "data",
         section,
         {"dataset": named, "files": FileSource, "silos": SiteSource},
         'write dataset = "credit-card", or files = ["north.csv", ...] and schema = "schema.toml"',
     )
-    refuse_unknown("data", section, (*key_names(source_kind), *key_names(_Common), *_TABLES))
+    refuse_unknown("data", section, (*key_names(source_kind), *key_names(_Keys), *_TABLES))
     tables = {name: section[name] for name in _TABLES if name in section}
     for name, table in tables.items():
         if not isinstance(table, Mapping):
             raise InvalidInput(f"[data] {name}", table, "must be a table", f"write [data.{name}]")
-    shared = {key: value for key, value in section.items() if key.replace("_", "-") in key_names(_Common)}
+    shared = {key: value for key, value in section.items() if key.replace("_", "-") in key_names(_Keys)}
     own = {key: value for key, value in section.items() if key not in shared and key not in tables}
     source = read_section(source_kind, "data", own, folder)
-    common = read_section(_Common, "data", shared)
+    common = read_section(_Keys, "data", shared)
     return DataPlan(
         source=source,
         partition=_partition(tables["partition"], source) if "partition" in tables else None,
         users=_of_kind("data.users", tables["users"], _USERS) if "users" in tables else None,
-        **{field.name: getattr(common, field.name) for field in fields(_Common)},
+        **vars(common),
         unfair=read_section(UnfairImages, "data.unfair", tables["unfair"]) if "unfair" in tables else None,
         attributes=_attributes(tables["attributes"], folder) if "attributes" in tables else None,
         identity=_identity(tables["identity"]) if "identity" in tables else None,
@@ -457,9 +458,7 @@ def _identity(table: Mapping[str, Any]) -> DataIdentity:
         return DataIdentity.model_validate(dict(table))
 
 
-def _partition(
-    table: Mapping[str, Any], source: BenchmarkSource | PluginSource | FileSource | SiteSource
-) -> Partition | Pooled:
+def _partition(table: Mapping[str, Any], source: DataSource) -> Partition | Pooled:
     if table.get("kind") == "heterogeneous" and isinstance(source, BenchmarkSource) and "column" not in table:
         table = {**table, "column": source.dataset.age_column}
     return _of_kind("data.partition", table, _PARTITIONS)

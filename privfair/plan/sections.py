@@ -26,6 +26,17 @@ def key_names(kind: type[DataclassInstance]) -> tuple[str, ...]:
     return tuple(field.name.replace("_", "-") for field in fields(kind))
 
 
+def dashed(place: str, mapping: Mapping[str, Any]) -> dict[str, Any]:
+    """The table with its keys as a plan file spells them; refused where one is given in both spellings."""
+    found: dict[str, object] = {}
+    for key, value in mapping.items():
+        spelled = key.replace("_", "-")
+        if spelled in found:
+            raise InvalidInput(f"[{place}] {key}", _short(value), "is given twice", "spell it once")
+        found[spelled] = value
+    return found
+
+
 def refuse_unknown(place: str, mapping: Mapping[str, Any], known: Iterable[str]) -> None:
     """Refuse every key that is not known, with the nearest one that is."""
     names = tuple(known)
@@ -48,11 +59,7 @@ def read_section(kind: type[Section], place: str, mapping: Mapping[str, Any], fo
     table's name, for error messages.
     """
     refuse_unknown(place, mapping, key_names(kind))
-    given: dict[str, object] = {}
-    for key, value in mapping.items():
-        if key.replace("-", "_") in given:
-            raise InvalidInput(f"[{place}] {key}", _short(value), "is given twice", "spell it once")
-        given[key.replace("-", "_")] = value
+    given = {key.replace("-", "_"): value for key, value in dashed(place, mapping).items()}
     try:
         found: Section = _adapter(kind).validate_json(json.dumps(given, default=str), strict=True)
     except ValidationError as broken:

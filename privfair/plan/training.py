@@ -35,8 +35,8 @@ from calibrate.plans.steffle import StefflePlan
 from calibrate.sampling import Batch, FixedSize, Poisson, Sampling, ShuffledEpochs, WithReplacement
 from privfair.algorithms.fair_plugin import FairPluginOptions
 from privfair.algorithms.parts.options import Options
-from privfair.algorithms.recipe import Recipe
-from privfair.algorithms.registry import ALGORITHM_PLUGINS, recipe_named
+from privfair.algorithms.recipe import MIN_MAX, Recipe
+from privfair.algorithms.registry import ALGORITHM_PLUGINS, methods_of, recipe_named
 from privfair.fairness.fermi import Independence
 from privfair.models.alone_module import ISOLATION_ASSUMED
 from privfair.plan.data import DataPlan, PluginSource, read_data_plan
@@ -51,7 +51,7 @@ from privfair.plan.model import (
 )
 from privfair.plan.plan import Plan
 from privfair.plan.privacy import Parameters, Unpriced
-from privfair.plan.sections import key_names, nearest, read_section, refuse_unknown
+from privfair.plan.sections import dashed, key_names, nearest, read_section, refuse_unknown
 
 _LARGEST_BLOCK = 32
 """Where syncing no longer dominates (docs/ledger.md)."""
@@ -137,7 +137,8 @@ class TrainingPlan:
         """The SHA-256 of each of the user's own files, by name, and of each package that a plug-in comes from."""
         own = {name: hashlib.sha256(content).hexdigest() for name, content in self.own_code().items()}
         model = MODEL_PLUGINS.code(self.model.name or "") if self.model.kind is ModelKind.PLUGIN else {}
-        return own | plugin_digests(self.algorithm, self.data) | model
+        method = ALGORITHM_PLUGINS.code(self.recipe.key)
+        return own | plugin_digests(self.algorithm, self.data) | method | model
 
     @property
     def algorithm(self) -> str:
@@ -209,7 +210,8 @@ def read_training_plan(path: Path) -> TrainingPlan:
 
 def training_plan(file: Plan) -> TrainingPlan:
     """The typed plan of a file that was read."""
-    recipe = recipe_named(file.algorithm)
+    given = dashed("training", file.training)
+    recipe = _recipe(file.algorithm, given)
     for name, section in (("data", file.data), ("training", file.training)):
         if not section:
             raise InvalidInput(f"[{name}]", None, "is needed to train", f"add [{name}] to the plan (docs/training.md)")
@@ -221,20 +223,19 @@ def training_plan(file: Plan) -> TrainingPlan:
         raise InvalidInput(
             "[data.users] copies", file.data["users"]["copies"], f"is not known to {recipe.name}", "drop it"
         )
-    options = _options_type(file, recipe)
-    names = ("model", *(("method",) if recipe.methods else ()), *(("min-max",) if recipe.min_max else ()))
-    refuse_unknown("training", file.training, (*key_names(TrainingOptions), *key_names(options), *names))
-    shared = _only(file.training, key_names(TrainingOptions))
-    own = read_section(options, "training", _only(file.training, key_names(options)))
-    model = read_model_plan(file.training.get("model", "logistic"), file.folder)
+    methods = methods_of(file.algorithm)
+    names = ("model", *(("method",) if methods else ()), *((MIN_MAX,) if MIN_MAX in methods else ()))
+    refuse_unknown("training", given, (*key_names(TrainingOptions), *key_names(recipe.options), *names))
+    own = read_section(recipe.options, "training", _only(given, recipe.options))
+    model = read_model_plan(given.get("model", "logistic"), file.folder)
     return TrainingPlan(
         file=file,
         recipe=recipe,
         data=read_data_plan(file.data, file.folder),
-        training=read_section(TrainingOptions, "training", shared),
+        training=read_section(TrainingOptions, "training", _only(given, TrainingOptions)),
         model=replace(model, rule=_rule_form(file, own)),
         own=own,
-        min_max=_min_max(file),
+        min_max=read_min_max_plan(given[MIN_MAX], file.folder) if MIN_MAX in given else None,
     )
 
 
@@ -246,39 +247,35 @@ def _rule_form(file: Plan, own: Options) -> RuleForm | None:
     return RuleForm(groups, own.notion is Independence.EQUAL_OPPORTUNITY, own.positive_class, own.distil_trees)
 
 
-def _options_type(file: Plan, recipe: Recipe[Any]) -> type[Options]:
-    """The options of the plan's method; a key that only other methods know is refused with their names."""
-    given = {key.replace("_", "-"): value for key, value in file.training.items()}
-    if "min-max" in given:
-        if recipe.min_max is None:
-            raise InvalidInput("[training.min-max]", "(a table)", f"is not known to {recipe.name}", "use gaussian")
+def _recipe(algorithm: str, given: Mapping[str, Any]) -> Recipe[Any]:
+    """What the plan's algorithm and method choose; a key that only other methods know is refused with their names."""
+    recipe, methods = recipe_named(algorithm), methods_of(algorithm)
+    if MIN_MAX in given:
+        if MIN_MAX not in methods:
+            raise InvalidInput("[training.min-max]", "(a table)", f"is not known to {algorithm}", "use gaussian")
         if "method" in given:
             rule = "is not known to a min-max loss, which is trained by descent and ascent"
             raise InvalidInput("[training] method", given["method"], rule, "drop it")
-        return recipe.min_max
-    if not recipe.methods:
-        return recipe.options
-    method = str(given.get("method", next(iter(recipe.methods))))
-    if method not in recipe.methods:
-        rule = "is not one of the choices"
-        raise InvalidInput("[training] method", given["method"], rule, nearest(method, [*recipe.methods]))
-    for key in set(given) - {*key_names(recipe.methods[method]), *key_names(TrainingOptions)}:
-        others = [name for name, options in recipe.methods.items() if key in key_names(options)]
+        return recipe_named(algorithm, MIN_MAX)
+    choices = [method for method in methods if method != MIN_MAX]
+    if choices and "method" in given:
+        method = str(given["method"])
+        if method not in choices:
+            raise InvalidInput("[training] method", method, "is not one of the choices", nearest(method, choices))
+        recipe = recipe_named(algorithm, method)
+    for key in set(given) - {*key_names(recipe.options), *key_names(TrainingOptions)}:
+        others = [other for other in choices if key in key_names(recipe_named(algorithm, other).options)]
         if others:
-            rule, other = f"is not used by method = {method!r}", " or ".join(f"method = {name!r}" for name in others)
+            rule, other = (
+                f"is not used by method = {recipe.method or recipe.name!r}",
+                " or ".join(f"method = {o!r}" for o in others),
+            )
             raise InvalidInput(f"[training] {key}", given[key], rule, f"drop it, or write {other}")
-    return recipe.methods[method]
+    return recipe
 
 
-def _min_max(file: Plan) -> MinMaxPlan | None:
-    for key, value in file.training.items():
-        if key.replace("_", "-") == "min-max":
-            return read_min_max_plan(value, file.folder)
-    return None
-
-
-def _only(section: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, object]:
-    return {key: value for key, value in section.items() if key.replace("_", "-") in names}
+def _only(given: Mapping[str, Any], kind: type[TrainingOptions] | type[Options]) -> dict[str, Any]:
+    return {key: value for key, value in given.items() if key in key_names(kind)}
 
 
 def _planned_batches(parameters: Parameters) -> tuple[BatchChoice | None, int | None]:

@@ -5,12 +5,10 @@ from __future__ import annotations
 import os
 import py_compile
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from calibrate import plugins
 from calibrate.errors import InvalidInput
 from calibrate.plans.from_mapping import PLAN_PLUGINS, algorithm_named, plan_class, plan_from_mapping
 from calibrate.plans.gaussian import GaussianPlan
@@ -18,6 +16,7 @@ from calibrate.plans.plan import AlgorithmName, PluginName
 from calibrate.plugins import PluginGroup
 from calibrate.theorems.catalogue import judge_all, theorem_named
 from tests.end_to_end.command_line import privfair
+from tests.installed_packages import Install, forget
 
 PLAN = """
 from dataclasses import dataclass
@@ -43,39 +42,6 @@ THEOREMS = (
     ),
 )
 """
-Install = Callable[..., Path]
-
-
-@pytest.fixture
-def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
-    """`install(module, source, group, name, value)`: a package on the path, as pip would leave it."""
-    made: list[str] = []
-
-    def add(module: str, source: str, entries: dict[tuple[PluginGroup, str], str], version: str = "1.0") -> Path:
-        site = tmp_path / module / "site"
-        folder, meta = site / module, site / f"{module}-{version}.dist-info"
-        folder.mkdir(parents=True)
-        meta.mkdir()
-        (folder / "__init__.py").write_text(source, encoding="utf-8")
-        (meta / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {module}\nVersion: {version}\n", encoding="utf-8")
-        lines = [f"[{group.value}]\n{name} = {value}\n" for (group, name), value in entries.items()]
-        (meta / "entry_points.txt").write_text("\n".join(lines), encoding="utf-8")
-        monkeypatch.syspath_prepend(str(site))
-        made.append(module)
-        _forget(*made)
-        return folder
-
-    before = list(sys.meta_path)
-    yield add
-    sys.meta_path[:] = before
-    _forget(*made)
-
-
-def _forget(*modules: str) -> None:
-    plugins.installed_plugins.cache_clear()
-    plugins._package.cache_clear()
-    for name in [name for name in sys.modules if name.partition(".")[0] in modules]:
-        del sys.modules[name]
 
 
 def plan_of(module: str, name: str, install: Install, source: str | None = None) -> Path:
@@ -150,10 +116,10 @@ def test_every_byte_of_the_package_is_in_its_digest(install: Install) -> None:
     (first,) = PLAN_PLUGINS.code("hashed").values()
     (folder / "more.py").write_text("x = 1\n", encoding="utf-8")
     assert PLAN_PLUGINS.code("hashed") == {"package own_pkg_g": first}, "read once in a process"
-    _forget("own_pkg_g")
+    forget("own_pkg_g")
     (second,) = PLAN_PLUGINS.code("hashed").values()
     (folder / "more.py").write_text("x = 2\n", encoding="utf-8")
-    _forget("own_pkg_g")
+    forget("own_pkg_g")
     (third,) = PLAN_PLUGINS.code("hashed").values()
     assert len({first, second, third}) == 3
 

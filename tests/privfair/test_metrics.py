@@ -25,7 +25,7 @@ FILES = ("north.csv", "south.csv", "west.csv")
 def data(tmp_path: Path) -> TrainingData:
     write_silos(tmp_path)
     source = FileSource(tuple(tmp_path / name for name in FILES), tmp_path / "schema.toml")
-    return load_training_data(DataPlan(source))
+    return load_training_data(DataPlan(source=source))
 
 
 MODEL = LogisticRegression(FEATURES)

@@ -74,7 +74,7 @@ def test_a_missing_number_is_the_declared_one_and_says_so(folder: Path) -> None:
 
 def test_filling_in_has_a_stability_claim_for_every_unit(folder: Path) -> None:
     """One changed record changes the features of that record alone, whatever is missing."""
-    plan = DataPlan(FileSource((folder / "one.csv", folder / "two.csv"), folder / "schema.toml"))
+    plan = DataPlan(source=FileSource((folder / "one.csv", folder / "two.csv"), folder / "schema.toml"))
     loaded = load_training_data(plan)
     assert stability.FILLED in loaded.steps
     for unit in stability.EVERY_UNIT:

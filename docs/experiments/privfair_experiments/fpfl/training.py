@@ -90,7 +90,7 @@ def load_split(seed: int, steps: bool = False) -> Split:
     """The same users and test records with and without steps."""
     scaling = BenchmarkScaling.PUBLIC_WITH_STEPS if steps else BenchmarkScaling.PUBLIC
     source = BenchmarkSource(Benchmark.ADULT, scaling=scaling)
-    plan = DataPlan(source, users=PoissonUsers(RECORDS_PER_USER), seed=seed, test_fraction=TEST_FRACTION)
+    plan = DataPlan(source=source, users=PoissonUsers(RECORDS_PER_USER), seed=seed, test_fraction=TEST_FRACTION)
     return Split(load_training_data(plan))
 
 
