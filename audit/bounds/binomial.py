@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 
 import numpy as np
+from scipy import stats
 from scipy.special import betainc, betaincc, gammaln
 
-from calibrate.arrays import Floats
+from calibrate.arrays import Floats, Integers
 
 
 def at_least(least: int, trials: int, miss: float) -> float:
@@ -22,6 +23,12 @@ def at_most(most: int, trials: int, rate: float) -> float:
     if most < 0:
         return 0.0
     return float(1 - betainc(most + 1, trials - most, rate)) if most < trials else 1.0
+
+
+def two_sided(count: Integers | int, trials: int, rate: Floats | float) -> Floats:
+    """How likely X ~ Binomial(trials, rate) is as small or as large as `count`: twice the smaller tail, at most 1."""
+    law, found = stats.binom(trials, rate), np.asarray(count)
+    return np.asarray(np.minimum(1.0, 2 * np.minimum(law.cdf(found), law.sf(found - 1))))
 
 
 def log_ways(trials: int, values: Floats) -> Floats:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -96,6 +97,11 @@ def _value_named(message: Message, name: str) -> Floats:
     return message.clear[name]
 
 
+def _sent(algorithm: Algorithm[Any], state: object, silo: SiloTensors, name: str) -> Floats:
+    """What the silo's own records, all of them, make it send under this name."""
+    return _value_named(algorithm.contribution(state, 0, silo, torch.arange(len(silo))), name)
+
+
 def _silo(x: Floats, y: Numbers, s: Numbers, user: Numbers | None = None, client: Numbers | None = None) -> SiloTensors:
     owners = None if user is None else torch.from_numpy(user)
     clients = None if client is None else torch.from_numpy(client)
@@ -117,45 +123,34 @@ def _gaussian(relation: Relation, *noise: float) -> GaussianPlan:
     return GaussianPlan(sampling_rate=0.25, rounds=10, relation=relation, noise=noise or (1.0,), clip=_CLIP)
 
 
-def _gradients(build: Callable[[Model], Algorithm[Any]], plan: Plan, name: str) -> Builder:
+def _gradients(build: Callable[[Model], Algorithm[Any]], plan: Plan, name: str, id: str) -> CataloguedClaim:
     """Any algorithm whose checkpoint holds the model's parameters as `theta`."""
+    algorithm = build(_logistic())
+    start = algorithm.checkpoint(algorithm.start())
 
-    def claim(id: str) -> CataloguedClaim:
-        algorithm = build(_logistic())
-        start = algorithm.checkpoint(algorithm.start())
+    def value(x: Floats, y: Numbers, s: Numbers, theta: Floats) -> Floats:
+        state = algorithm.restore(start | {"theta": theta})
+        return _sent(algorithm, state, _silo(x, y, s), name)
 
-        def value(x: Floats, y: Numbers, s: Numbers, theta: Floats) -> Floats:
-            state = algorithm.restore(start | {"theta": theta})
-            return _value_named(algorithm.contribution(state, 0, _silo(x, y, s), torch.arange(len(y))), name)
-
-        fewest = 1 if plan.unit.relation is Relation.REPLACE_ONE else 0
-        domain = Domain(_COLUMNS, {"theta": _THETA}, fewest=fewest, most=_MOST)
-        says = f"{type(algorithm).__name__}.contribution(): {name} keeps the bound of a {plan.algorithm.value} plan"
-        return CataloguedClaim(id, says, _planned(plan, name), Subject(value, domain))
-
-    return claim
+    fewest = 1 if plan.unit.relation is Relation.REPLACE_ONE else 0
+    domain = Domain(_COLUMNS, {"theta": _THETA}, fewest=fewest, most=_MOST)
+    says = f"{type(algorithm).__name__}.contribution(): {name} keeps the bound of a {plan.algorithm.value} plan"
+    return CataloguedClaim(id, says, _planned(plan, name), Subject(value, domain))
 
 
-def _fedfdp(name: str) -> Builder:
-    def claim(id: str) -> CataloguedClaim:
-        clips, options = FedFdpClips(_CLIP, _LOSS_CLIP), FedFdpOptions(fairness=2.0)
-        algorithm = FedFdp(_logistic(), options, _SHARES, _EXPECTED, clips)
-        start = algorithm.start()
+def _fedfdp(name: str, id: str) -> CataloguedClaim:
+    clips, options = FedFdpClips(_CLIP, _LOSS_CLIP), FedFdpOptions(fairness=2.0)
+    algorithm = FedFdp(_logistic(), options, _SHARES, _EXPECTED, clips)
+    start = algorithm.start()
 
-        def value(x: Floats, y: Numbers, s: Numbers, theta: Floats, mean_loss: Floats, loss_clip: Floats) -> Floats:
-            state = replace(start, theta=torch.from_numpy(theta), mean_loss=float(mean_loss))
-            state = replace(state, loss_clips=(float(loss_clip),))
-            return _value_named(algorithm.contribution(state, 0, _silo(x, y, s), torch.arange(len(y))), name)
+    def value(x: Floats, y: Numbers, s: Numbers, theta: Floats, mean_loss: Floats, loss_clip: Floats) -> Floats:
+        state = replace(start, theta=torch.from_numpy(theta), mean_loss=float(mean_loss))
+        state = replace(state, loss_clips=(float(loss_clip),))
+        return _sent(algorithm, state, _silo(x, y, s), name)
 
-        public: dict[str, Space] = {
-            "theta": _THETA,
-            "mean_loss": Box(0.0, _LOSS_CLIP),
-            "loss_clip": Box(0.01, _LOSS_CLIP),
-        }
-        says = f"FedFdp.contribution(): {name} keeps the plan's bound"
-        return CataloguedClaim(id, says, _planned(_FEDFDP, name), Subject(value, Domain(_COLUMNS, public, most=_MOST)))
-
-    return claim
+    public: dict[str, Space] = {"theta": _THETA, "mean_loss": Box(0.0, _LOSS_CLIP), "loss_clip": Box(0.01, _LOSS_CLIP)}
+    says = f"FedFdp.contribution(): {name} keeps the plan's bound"
+    return CataloguedClaim(id, says, _planned(_FEDFDP, name), Subject(value, Domain(_COLUMNS, public, most=_MOST)))
 
 
 def _dp_fedsgd(model: Model) -> DpFedSgd:
@@ -201,39 +196,36 @@ def _attribute_domain(public: dict[str, Space] | None = None) -> Domain:
     return Domain(_COLUMNS, public or {}, fewest=1, most=_MOST, attribute="s")
 
 
-def _steffle(name: str, stated: DistanceClaim) -> Builder:
-    def claim(id: str) -> CataloguedClaim:
-        # Frequencies are public here and may be as uneven as the signed fraction allows.
-        options = SteffleOptions(group_frequencies=(_RHO, _RHO))
-        algorithm = Steffle(_logistic(), options, _BOUNDS, {_PARTY: 1.0}, _GROUPS)
-        start = algorithm.start()
+def _steffle(name: str, stated: DistanceClaim, id: str) -> CataloguedClaim:
+    # Frequencies are public here and may be as uneven as the signed fraction allows.
+    options = SteffleOptions(group_frequencies=(_RHO, _RHO))
+    algorithm = Steffle(_logistic(), options, _BOUNDS, {_PARTY: 1.0}, _GROUPS)
+    start = algorithm.start()
 
-        def value(x: Floats, y: Numbers, s: Numbers, theta: Floats, deviation: Floats) -> Floats:
-            descent = replace(start.descent, theta=torch.from_numpy(theta))
-            state = replace(start, descent=descent, deviation=torch.from_numpy(deviation))
-            return _value_named(algorithm.contribution(state, 0, _silo(x, y, s), torch.arange(len(y))), name)
+    def value(x: Floats, y: Numbers, s: Numbers, theta: Floats, deviation: Floats) -> Floats:
+        descent = replace(start.descent, theta=torch.from_numpy(theta))
+        state = replace(start, descent=descent, deviation=torch.from_numpy(deviation))
+        return _sent(algorithm, state, _silo(x, y, s), name)
 
-        domain = _attribute_domain({"theta": _THETA, "deviation": Ball(_RADIUS, _ALL)})
-        says = f"Steffle.contribution(): {name} keeps the plan's bound"
-        return CataloguedClaim(id, says, stated, Subject(value, domain))
-
-    return claim
+    domain = _attribute_domain({"theta": _THETA, "deviation": Ball(_RADIUS, _ALL)})
+    says = f"Steffle.contribution(): {name} keeps the plan's bound"
+    return CataloguedClaim(id, says, stated, Subject(value, domain))
 
 
-def _at_start(algorithm: Algorithm[Any], stated: DistanceClaim, name: str, says: str) -> Builder:
+def _at_start(algorithm: Algorithm[Any], stated: DistanceClaim, name: str, says: str, id: str) -> CataloguedClaim:
     """A value that is published once, at the beginning."""
     start = algorithm.start()
 
     def value(x: Floats, y: Numbers, s: Numbers) -> Floats:
-        return _value_named(algorithm.contribution(start, 0, _silo(x, y, s), torch.arange(len(y))), name)
+        return _sent(algorithm, start, _silo(x, y, s), name)
 
-    return lambda id: CataloguedClaim(id, says, stated, Subject(value, _attribute_domain()))
+    return CataloguedClaim(id, says, stated, Subject(value, _attribute_domain()))
 
 
 def _histogram(id: str) -> CataloguedClaim:
     algorithm = Steffle(_logistic(), SteffleOptions(), _BOUNDS, {_PARTY: 1.0}, _GROUPS)
     says = "Steffle.contribution(): the paid histogram of the groups keeps the plan's bound"
-    return _at_start(algorithm, _planned(_STEFFLE, HISTOGRAM), HISTOGRAM, says)(id)
+    return _at_start(algorithm, _planned(_STEFFLE, HISTOGRAM), HISTOGRAM, says, id)
 
 
 def _pay_once() -> PayOnce:
@@ -245,7 +237,7 @@ def _responses(id: str) -> CataloguedClaim:
     """How many entries of the vector that goes through randomised response one attribute changes."""
     says = "PayOnce.contribution(): one attribute is one entry of the randomised vector"
     one_entry = DistanceClaim(_GROUPS - 1.0, Relation.REPLACE_ATTRIBUTE, norm=Norm.L1)
-    return _at_start(_pay_once(), one_entry, ATTRIBUTE, says)(id)
+    return _at_start(_pay_once(), one_entry, ATTRIBUTE, says, id)
 
 
 def _after_paying(id: str) -> CataloguedClaim:
@@ -289,33 +281,17 @@ def _plugin_message(algorithm: FairPlugin, silo: SiloTensors, step: int, theta: 
     return algorithm.contribution(state, step, silo, units)
 
 
-def _plugin_record(name: str) -> Builder:
-    def claim(id: str) -> CataloguedClaim:
-        algorithm, plan = _fair_plugin(Protected.RECORD)
+def _plugin(name: str, protect: Protected, id: str) -> CataloguedClaim:
+    algorithm, plan = _fair_plugin(protect)
 
-        def value(x: Floats, y: Numbers, s: Numbers, theta: Floats, rates: Floats) -> Floats:
-            return _value_named(_plugin_message(algorithm, _silo(x, y, s), _SENT_IN[name], theta, rates), name)
+    def value(x: Floats, y: Numbers, s: Numbers, theta: Floats, rates: Floats, user: Numbers | None = None) -> Floats:
+        return _value_named(_plugin_message(algorithm, _silo(x, y, s, user), _SENT_IN[name], theta, rates), name)
 
-        says = f"FairPlugin.contribution(): {name} keeps the bound of the plan, for records"
-        return CataloguedClaim(
-            id, says, _planned(plan, name), Subject(value, Domain(_COLUMNS, _PLUGIN_STATE, most=_MOST))
-        )
-
-    return claim
-
-
-def _plugin_user(name: str) -> Builder:
-    def claim(id: str) -> CataloguedClaim:
-        algorithm, plan = _fair_plugin(Protected.USER)
-
-        def value(x: Floats, y: Numbers, s: Numbers, user: Numbers, theta: Floats, rates: Floats) -> Floats:
-            return _value_named(_plugin_message(algorithm, _silo(x, y, s, user), _SENT_IN[name], theta, rates), name)
-
+    domain = Domain(_COLUMNS, _PLUGIN_STATE, most=_MOST)
+    if protect is Protected.USER:
         domain = Domain(_COLUMNS, _PLUGIN_STATE, most=3, user="user", most_per_user=2)
-        says = f"FairPlugin.contribution(): {name} keeps the bound of the plan, for users"
-        return CataloguedClaim(id, says, _planned(plan, name), Subject(value, domain))
-
-    return claim
+    says = f"FairPlugin.contribution(): {name} keeps the bound of the plan, for {protect.value}s"
+    return CataloguedClaim(id, says, _planned(plan, name), Subject(value, domain))
 
 
 def _plugin_after_paying(id: str) -> CataloguedClaim:
@@ -341,21 +317,18 @@ def _state_at(start: Any, theta: Tensor) -> Any:
     return replace(start, theta=theta)
 
 
-def _users(build: Callable[[], Algorithm[Any]], sampling: SamplingName) -> Builder:
-    def claim(id: str) -> CataloguedClaim:
-        algorithm = build()
-        start, cohort = algorithm.start(), torch.arange(_USERS)
+def _users(build: Callable[[], Algorithm[Any]], sampling: SamplingName, id: str) -> CataloguedClaim:
+    algorithm = build()
+    start, cohort = algorithm.start(), torch.arange(_USERS)
 
-        def value(x: Floats, y: Numbers, s: Numbers, user: Numbers, theta: Floats) -> Floats:
-            state = _state_at(start, torch.from_numpy(theta))
-            return _value_named(algorithm.contribution(state, 0, _silo(x, y, s, user), cohort), _STATISTICS)
+    def value(x: Floats, y: Numbers, s: Numbers, user: Numbers, theta: Floats) -> Floats:
+        state = _state_at(start, torch.from_numpy(theta))
+        return _value_named(algorithm.contribution(state, 0, _silo(x, y, s, user), cohort), _STATISTICS)
 
-        domain = Domain(_COLUMNS, {"theta": _THETA}, most=3, user="user", most_per_user=2)
-        name, stated = type(algorithm).__name__, _planned(FpflPlan(_USERS, 4, 10, _CLIP, sampling), _STATISTICS)
-        says = f"{name}.contribution(): a user's whole vector keeps the plan's bound, {sampling} cohorts"
-        return CataloguedClaim(id, says, stated, Subject(value, domain))
-
-    return claim
+    domain = Domain(_COLUMNS, {"theta": _THETA}, most=3, user="user", most_per_user=2)
+    name, stated = type(algorithm).__name__, _planned(FpflPlan(_USERS, 4, 10, _CLIP, sampling), _STATISTICS)
+    says = f"{name}.contribution(): a user's whole vector keeps the plan's bound, {sampling} cohorts"
+    return CataloguedClaim(id, says, stated, Subject(value, domain))
 
 
 def _fpfl(notion: FairnessNotion, weights: tuple[tuple[float, ...], ...] = ()) -> Callable[[], Fpfl]:
@@ -395,74 +368,70 @@ def _mmd_silo(x: Floats, y: Numbers, s: Numbers) -> SiloTensors:
     return _silo(x, y, s, client=np.arange(len(y), dtype=np.int64) % _CLIENTS)
 
 
-def _mmd_message(name: str, step: int, groups: int = 2) -> Builder:
-    def claim(id: str) -> CataloguedClaim:
-        algorithm = _mmd(groups)
+def _mmd_message(name: str, step: int, groups: int, id: str) -> CataloguedClaim:
+    algorithm = _mmd(groups)
 
-        def value(x: Floats, y: Numbers, s: Numbers, theta: Floats) -> Floats:
-            message = algorithm.contribution(_mmd_state(theta, groups), step, _mmd_silo(x, y, s), torch.arange(len(y)))
-            return _value_named(message, name)
+    def value(x: Floats, y: Numbers, s: Numbers, theta: Floats) -> Floats:
+        message = algorithm.contribution(_mmd_state(theta, groups), step, _mmd_silo(x, y, s), torch.arange(len(y)))
+        return _value_named(message, name)
 
-        says = f"MmdFedAvg.contribution(): {name} keeps the plan's bound"
-        claimed = _planned(replace(_MMD, groups=groups), name)
-        return CataloguedClaim(id, says, claimed, Subject(value, _mmd_domain(groups)))
-
-    return claim
+    says = f"MmdFedAvg.contribution(): {name} keeps the plan's bound"
+    claimed = _planned(replace(_MMD, groups=groups), name)
+    return CataloguedClaim(id, says, claimed, Subject(value, _mmd_domain(groups)))
 
 
-def _mmd_updates(groups: int) -> Builder:
+def _mmd_updates(groups: int, id: str) -> CataloguedClaim:
     """The reply, whatever predictions were published before it."""
+    algorithm = _mmd(groups)
 
-    def claim(id: str) -> CataloguedClaim:
-        algorithm = _mmd(groups)
+    def value(x: Floats, y: Numbers, s: Numbers, theta: Floats, predictions: Floats) -> Floats:
+        batch = torch.cat([torch.arange(len(y)), len(y) + torch.arange(_CLIENTS)])
+        seen = {
+            name: Published(1, _PARTY, name, np.array(given))
+            for name, given in zip(algorithm.names, predictions, strict=True)
+        }
+        message = algorithm.reply(_mmd_state(theta, groups), 1, _mmd_silo(x, y, s), batch, {_PARTY: seen})
+        return _value_named(message, UPDATES)
 
-        def value(x: Floats, y: Numbers, s: Numbers, theta: Floats, predictions: Floats) -> Floats:
-            batch = torch.cat([torch.arange(len(y)), len(y) + torch.arange(_CLIENTS)])
-            seen = {
-                name: Published(1, _PARTY, name, np.array(given))
-                for name, given in zip(algorithm.names, predictions, strict=True)
-            }
-            message = algorithm.reply(_mmd_state(theta, groups), 1, _mmd_silo(x, y, s), batch, {_PARTY: seen})
-            return _value_named(message, UPDATES)
-
-        domain = _mmd_domain(groups, predictions=Box(-1.0, 2.0, (groups, _SAMPLES)))
-        says = "MmdFedAvg.reply(): the cohort's updates keep the plan's bound"
-        return CataloguedClaim(id, says, _planned(_MMD, UPDATES), Subject(value, domain))
-
-    return claim
+    domain = _mmd_domain(groups, predictions=Box(-1.0, 2.0, (groups, _SAMPLES)))
+    says = "MmdFedAvg.reply(): the cohort's updates keep the plan's bound"
+    return CataloguedClaim(id, says, _planned(_MMD, UPDATES), Subject(value, domain))
 
 
 _TWO_VALUES = _gaussian(Relation.ADD_REMOVE, 1.0, 1.0)
 BUILDERS: dict[str, Builder] = {
-    "engine.steffle.h_theta": _steffle("h_theta", _planned(_STEFFLE, "h_theta")),
-    "engine.steffle.h_W": _steffle("h_W", _planned(_STEFFLE, "h_W")),
-    "engine.steffle.g": _steffle("g", _UNMOVED),
+    "engine.steffle.h_theta": partial(_steffle, "h_theta", _planned(_STEFFLE, "h_theta")),
+    "engine.steffle.h_W": partial(_steffle, "h_W", _planned(_STEFFLE, "h_W")),
+    "engine.steffle.g": partial(_steffle, "g", _UNMOVED),
     "engine.steffle.attribute_histogram": _histogram,
     "engine.pay-once.randomised_attribute": _responses,
     "engine.pay-once.after-paying": _after_paying,
-    **{f"engine.fair-plugin.{name}": _plugin_record(name) for name in _SENT_IN},
-    **{f"engine.fair-plugin.{name}.users": _plugin_user(name) for name in (SCORES, FLIPS)},
+    **{f"engine.fair-plugin.{name}": partial(_plugin, name, Protected.RECORD) for name in _SENT_IN},
+    **{f"engine.fair-plugin.{name}.users": partial(_plugin, name, Protected.USER) for name in (SCORES, FLIPS)},
     "engine.fair-plugin.after-paying": _plugin_after_paying,
-    "engine.gaussian.value_1": _gradients(_dp_fedsgd, _ADD_REMOVE, "value_1"),
-    "engine.gaussian.value_1.replace-one": _gradients(_dp_fedsgd, _REPLACE, "value_1"),
-    **{f"engine.{name}.value_1": _gradients(build, _ADD_REMOVE, "value_1") for name, build in _LOCAL_STEPS.items()},
-    **{f"engine.fed-sgda.{name}": _gradients(_fed_sgda, _TWO_VALUES, name) for name in ("value_1", "value_2")},
-    **{f"engine.fedfdp.{name}": _fedfdp(name) for name in ("gradient", "loss")},
+    "engine.gaussian.value_1": partial(_gradients, _dp_fedsgd, _ADD_REMOVE, "value_1"),
+    "engine.gaussian.value_1.replace-one": partial(_gradients, _dp_fedsgd, _REPLACE, "value_1"),
     **{
-        f"engine.{algorithm}.{name}": _gradients(build, _FEDFDP, name)
+        f"engine.{name}.value_1": partial(_gradients, build, _ADD_REMOVE, "value_1")
+        for name, build in _LOCAL_STEPS.items()
+    },
+    **{f"engine.fed-sgda.{name}": partial(_gradients, _fed_sgda, _TWO_VALUES, name) for name in ("value_1", "value_2")},
+    **{f"engine.fedfdp.{name}": partial(_fedfdp, name) for name in ("gradient", "loss")},
+    **{
+        f"engine.{algorithm}.{name}": partial(_gradients, build, _FEDFDP, name)
         for algorithm, build in _GRADIENTS_AND_LOSSES.items()
         for name in ("gradient", "loss")
     },
-    "engine.fpfl.user_statistics.poisson": _users(_fpfl(FairnessNotion.EQUALISED_ODDS), SamplingName.POISSON),
-    "engine.fpfl.user_statistics.fixed": _users(
-        _fpfl(FairnessNotion.ACCURACY, ((1.0, 1.0), (40.0, 1.0))), SamplingName.FIXED
+    "engine.fpfl.user_statistics.poisson": partial(_users, _fpfl(FairnessNotion.EQUALISED_ODDS), SamplingName.POISSON),
+    "engine.fpfl.user_statistics.fixed": partial(
+        _users, _fpfl(FairnessNotion.ACCURACY, ((1.0, 1.0), (40.0, 1.0))), SamplingName.FIXED
     ),
-    "engine.tran.user_statistics": _users(_tran, SamplingName.POISSON),
-    **{f"engine.mmd-fedavg.{name}": _mmd_message(name, 1) for name in PREDICTIONS},
-    "engine.mmd-fedavg.client_updates": _mmd_updates(2),
-    "engine.mmd-fedavg.predictions.three-groups": _mmd_message("predictions_group_2", 1, groups=3),
-    "engine.mmd-fedavg.client_updates.energy": _mmd_updates(3),
-    "engine.mmd-fedavg.attribute_histogram": _mmd_message(HISTOGRAM, 0),
+    "engine.tran.user_statistics": partial(_users, _tran, SamplingName.POISSON),
+    **{f"engine.mmd-fedavg.{name}": partial(_mmd_message, name, 1, 2) for name in PREDICTIONS},
+    "engine.mmd-fedavg.client_updates": partial(_mmd_updates, 2),
+    "engine.mmd-fedavg.predictions.three-groups": partial(_mmd_message, "predictions_group_2", 1, 3),
+    "engine.mmd-fedavg.client_updates.energy": partial(_mmd_updates, 3),
+    "engine.mmd-fedavg.attribute_histogram": partial(_mmd_message, HISTOGRAM, 0, 2),
 }
 UNMOVED = ("engine.steffle.g", "engine.pay-once.after-paying", "engine.fair-plugin.after-paying")
 """Claims of values that no attribute enters: the search should find no distance at all."""

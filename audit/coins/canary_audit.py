@@ -31,7 +31,7 @@ from audit.bounds import (
     share_right,
 )
 from audit.coins.canary_choice import CanaryDesign, design_canaries
-from audit.coins.canary_decoder import CanaryKind, Decoder, Seen, Views
+from audit.coins.canary_decoder import Decoder, Seen, Views
 from audit.coins.insertion import Scaling
 from audit.report.results import Attack, CurveTest, Promise
 from audit.runs.evidence import AuditorsManifest, RunEvidence
@@ -264,7 +264,6 @@ def canary_audit(
     effort: Effort,
     seed: int,
     confidence: float,
-    kind: CanaryKind = CanaryKind.GRADIENT,
     progress: Callable[[int], None] | None = None,
 ) -> tuple[Attack, ...]:
     """Rerun the plan with canaries and bound epsilon from below by what transcripts and models betray.
@@ -273,7 +272,7 @@ def canary_audit(
     promise's delta and no curve that the run keeps is refuted (docs/theorems/audit-bounds.md, "Canaries").
     """
     scaling = Scaling.of(evidence)
-    design = None if scaling is None else design_canaries(evidence, scaling, kind, seed)
+    design = None if scaling is None else design_canaries(evidence, scaling, seed)
     if design is None:
         return ()
     runs = run_canaries(evidence, design, effort, seed, progress)
@@ -319,7 +318,7 @@ class _Judge:
         if self.curve is not None:
             p_value = p_value_over(FDPOneRun(), [counts_at(guesses, number) for number in grid], self.curve)
             test = CurveTest.at(p_value, _ERROR.curve * self.error)
-        name = f"{self.design.kind.value} canaries against the transcript"
+        name = "gradient-space canaries against the transcript"
         return Attack(
             name=name,
             bound=bound,
@@ -357,7 +356,7 @@ class _Judge:
             sharp = JointExact(nuisance_error=at_curve / 10)
             test = CurveTest.at(sharp.p_value(counts, self.curve), at_curve)
             power = max(power, power_against(self.curve, sharp, design, 1 - at_curve))
-        name = f"one {self.design.kind.value} canary, repeated runs"
+        name = "one gradient-space canary, repeated runs"
         return Attack(name=name, bound=bound, power=power, evidence=text, curve=test)
 
     def model(self, most_power: float) -> Attack:
@@ -372,7 +371,7 @@ class _Judge:
         bound, power, grid = self._one_run(guesses, controls, _ERROR.model)
         right = share_right(guesses, grid[-1])
         text = f"{self._setting()}; of the {grid[-1]} guesses per run {100 * right:.1f}% were right"
-        name = f"{self.design.kind.value} canaries against the final model"
+        name = "gradient-space canaries against the final model"
         return Attack(name=name, bound=bound, power=min(power, most_power), evidence=text)
 
     @property

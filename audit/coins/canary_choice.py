@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, is_dataclass, replace
-from typing import Any, assert_never
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from audit.coins.canary_decoder import CanaryKind, CoinMeaning, Interference, coin_meaning, quiet_directions
+from audit.coins.canary_decoder import CoinMeaning, Interference, coin_meaning, quiet_directions
 from audit.coins.insertion import (
     LABEL,
     Canaries,
@@ -150,8 +150,6 @@ _BACKGROUND = 24
 """So many units of the run's own data are kept where the rest may be left out: the promise holds for every data set,
 and the fewer others there are, the less they hide a canary."""
 _SAMPLED_UNITS = 64
-_INPUT_KNOTS = 6
-_RARE = 8.0
 _MOST_NUMBERS = 2**25
 """Of units' and of canaries' parts that are held at once, 256 MB each: of a large model fewer of them are looked at."""
 
@@ -165,7 +163,6 @@ def affordable(wanted: int, numbers_each: int) -> int:
 class CanaryDesign:
     """Everything a canary run needs: the algorithm, the staged silos, and how to read the messages."""
 
-    kind: CanaryKind
     meaning: CoinMeaning
     algorithm: Algorithm[Any]
     silos: tuple[CanarySilo, ...]
@@ -182,20 +179,20 @@ class CanaryDesign:
         return sum(len(silo.canaries) for silo in self.silos)
 
 
-def design_canaries(evidence: RunEvidence, scaling: Scaling, kind: CanaryKind, seed: int) -> CanaryDesign | None:
+def design_canaries(evidence: RunEvidence, scaling: Scaling, seed: int) -> CanaryDesign | None:
     """The canaries of a run; None where no round was finished. Coins play no part in any choice made here."""
     rounds = list(evidence.rounds())
     if not rounds:
         return None
     meaning = coin_meaning(evidence.document.guarantee.adjacency)
-    replayed = tuple(ReplayedRound.of(evidence, rounds[place]) for place in _knots(len(rounds), kind))
-    number = _canaries_per_silo(evidence, kind)
+    replayed = tuple(ReplayedRound.of(evidence, rounds[place]) for place in sorted({0, len(rounds) - 1}))
+    number = _canaries_per_silo(evidence)
     backgrounds = {silo.name: _background(evidence, silo, number) for silo in evidence.silos}
     ordinary = {
         name: sampled_units(evidence, scaling, (replayed[0], replayed[-1]), silo)
         for name, (silo, _) in backgrounds.items()
     }
-    algorithm, canaries = _make_canaries(evidence, kind, meaning, number, backgrounds, ordinary, seed)
+    algorithm, canaries = _make_canaries(evidence, number, backgrounds, ordinary, seed)
     rate = participation_rate(evidence)
     silos = tuple(CanarySilo(silo, units, canaries[name], meaning) for name, (silo, units) in backgrounds.items())
     signals = {
@@ -212,7 +209,7 @@ def design_canaries(evidence: RunEvidence, scaling: Scaling, kind: CanaryKind, s
     }
     schemes = (whole(declaration.scheme) for declaration in evidence.document.sampling)
     epoch = next((_epoch(scheme) for scheme in schemes), 0)
-    return CanaryDesign(kind, meaning, algorithm, silos, scaling, signals, rate=rate, epoch=epoch)
+    return CanaryDesign(meaning, algorithm, silos, scaling, signals, rate=rate, epoch=epoch)
 
 
 def _epoch(scheme: Sampling) -> int:
@@ -244,27 +241,10 @@ def participation_rate(evidence: RunEvidence) -> float:
             return min(1.0, sized.size / sized.population)
 
 
-def _knots(rounds: int, kind: CanaryKind) -> list[int]:
-    """At which rounds a canary's part is computed: a gradient-space canary's never changes."""
-    last = rounds - 1
-    if kind is CanaryKind.GRADIENT:
-        return sorted({0, last})
-    return sorted({round(last * place / (_INPUT_KNOTS - 1)) for place in range(_INPUT_KNOTS)})
-
-
-def _canaries_per_silo(evidence: RunEvidence, kind: CanaryKind) -> int:
-    parties = len(evidence.silos)
+def _canaries_per_silo(evidence: RunEvidence) -> int:
+    parties, parameters = len(evidence.silos), _trained(evidence).size
     smallest = min(silo.size for silo in evidence.document.data.silos)
-    parameters = _trained(evidence).size
-    match kind:
-        case CanaryKind.GRADIENT:
-            room = parameters // 2 // parties
-        case CanaryKind.RARE_INPUT:
-            room = evidence.silos[0].x[0].numel() // parties
-        case CanaryKind.MISLABELLED:
-            room = parameters // 2
-        case _:
-            assert_never(kind)
+    room = parameters // 2 // parties
     if isinstance(evidence.algorithm, MmdFedAvg):
         room = min(room, len(evidence.algorithm.terms.clients) // 2)
     return max(1, min(room, affordable(_MOST_PER_SILO, parties * parameters), smallest // 2))
@@ -305,29 +285,18 @@ def sampled_units(
 
 def _make_canaries(
     evidence: RunEvidence,
-    kind: CanaryKind,
-    meaning: CoinMeaning,
     number: int,
     backgrounds: Mapping[str, tuple[SiloTensors, int]],
     ordinary: Mapping[str, tuple[Floats, ...]],
     seed: int,
 ) -> tuple[Algorithm[Any], dict[str, Canaries]]:
     """The algorithm the canaries are run with, and what they are in each silo."""
-    if kind is CanaryKind.GRADIENT:
-        trained = _trained(evidence)
-        size = trained.size
-        pooled = np.concatenate([values[0][:, :size] for values in ordinary.values()])
-        rows = quiet_directions(pooled, number * len(backgrounds), seed)
-        table = torch.from_numpy(np.concatenate((rows, -rows)))
-        algorithm = _with_model(evidence.algorithm, CanaryModel(trained, table))
-        return algorithm, {
-            name: _gradient_canaries(evidence, silo, np.arange(len(rows))[place :: len(backgrounds)], len(rows))
-            for place, (name, (silo, _)) in enumerate(backgrounds.items())
-        }
-    inputs = _rare_inputs if kind is CanaryKind.RARE_INPUT else _mislabelled_records
-    originals = {silo.name: silo for silo in evidence.silos}
-    return evidence.algorithm, {
-        name: _place(evidence, silo, inputs(evidence, originals[name], number, place))
+    trained = _trained(evidence)
+    pooled = np.concatenate([values[0][:, : trained.size] for values in ordinary.values()])
+    rows = quiet_directions(pooled, number * len(backgrounds), seed)
+    table = torch.from_numpy(np.concatenate((rows, -rows)))
+    return _with_model(evidence.algorithm, CanaryModel(trained, table)), {
+        name: _gradient_canaries(evidence, silo, np.arange(len(rows))[place :: len(backgrounds)], len(rows))
         for place, (name, (silo, _)) in enumerate(backgrounds.items())
     }
 
@@ -338,20 +307,6 @@ def _gradient_canaries(evidence: RunEvidence, silo: SiloTensors, numbers: NDArra
     zero = torch.stack([canary_features(silo.x[0], int(number) + opposite) for number in numbers])
     labels = torch.full((len(numbers),), LABEL, dtype=silo.y.dtype)
     return _place(evidence, silo, Canaries((zero, one), (labels, labels), torch.zeros_like(labels)))
-
-
-def _rare_inputs(evidence: RunEvidence, silo: SiloTensors, number: int, place: int) -> Canaries:
-    blank = torch.zeros_like(silo.x[:number])
-    rare = blank.clone()
-    for canary in range(number):
-        rare[canary].view(-1)[place * number + canary] = _RARE
-    labels = torch.full((number,), LABEL, dtype=silo.y.dtype)
-    return Canaries((blank, rare), (labels, labels), torch.zeros_like(labels))
-
-
-def _mislabelled_records(evidence: RunEvidence, silo: SiloTensors, number: int, place: int) -> Canaries:
-    x, y = silo.x[-number:].clone(), silo.y[-number:].clone()
-    return Canaries((x, x), (y, (y + 1) % evidence.model.classes), silo.s[-number:].clone())
 
 
 def _place(evidence: RunEvidence, silo: SiloTensors, canaries: Canaries) -> Canaries:

@@ -19,7 +19,7 @@ from scipy.signal import lfilter
 from torch import Tensor
 
 from audit.coins.canary_decoder import CoinMeaning
-from audit.runs.evidence import RoundEvidence, RunEvidence
+from audit.runs.evidence import RoundEvidence, RunEvidence, rows_only
 from audit.runs.rerun import RunWatch
 from calibrate.arrays import Floats
 from calibrate.errors import InvalidInput, UnsupportedCombination
@@ -211,10 +211,7 @@ def first_units(silo: SiloTensors, number: int) -> SiloTensors:
         rows = torch.arange(min(number, len(silo)))
     else:
         rows = (silo.unit_of_row < number).nonzero()[:, 0]
-    owners = None if silo.unit_of_row is None else silo.unit_of_row[rows]
-    clients = None if silo.client_of_row is None else silo.client_of_row[rows]
-    first = replace(silo, x=silo.x[rows], y=silo.y[rows], s=silo.s[rows], unit_of_row=owners, client_of_row=clients)
-    return replace(first, users=0)
+    return rows_only(silo, rows)
 
 
 MARK = float(2**23)

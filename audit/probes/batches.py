@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from itertools import combinations
 
 import numpy as np
@@ -19,9 +18,9 @@ from numpy.typing import NDArray
 from scipy import stats
 from scipy.special import kl_div, logsumexp
 
-from audit.probes.setting import units_of
+from audit.bounds.binomial import two_sided
 from audit.report.results import Check, Layer, not_possible, passed_if
-from audit.runs.evidence import sensitive_silos, wrong_answers
+from audit.runs.evidence import rows_only, sensitive_silos, wrong_answers
 from audit.runs.rerun import Rehearsal
 from calibrate.manifest.mechanism import NoiseSource, NoPrivacyPromised
 from calibrate.sampling import (
@@ -86,13 +85,13 @@ def check_batches(rehearsal: Rehearsal) -> tuple[Check, ...]:
             elif isinstance(declared, Cyclic):
                 fault = _wrong_cycle(declared, group_of_units(silo, declared.groups), drawn[silo.name], level)
             else:
-                fault = wrong_batches(declared, units_of(silo), drawn[silo.name], level)
+                fault = wrong_batches(declared, silo.units, drawn[silo.name], level)
                 fault = fault or follows_records(declared, silo, drawn[silo.name], level)
-                fault = fault or related_rounds(declared, units_of(silo), drawn[silo.name], level)
+                fault = fault or related_rounds(declared, silo.units, drawn[silo.name], level)
             if fault is not None:
                 wrong.append(f"{silo.name}: {fault}")
         drawing = {name: batches for name, batches in drawn.items() if name not in sensitive}
-        sizes = {silo.name: units_of(silo) for silo in rehearsal.silos}
+        sizes = {silo.name: silo.units for silo in rehearsal.silos}
         shared = related_silos(declared, sizes, drawing, level)
         if shared is not None:
             wrong.append(shared)
@@ -103,7 +102,7 @@ def check_batches(rehearsal: Rehearsal) -> tuple[Check, ...]:
     unpredictable = rehearsal.document.noise_source is NoiseSource.OPERATING_SYSTEM
     for silo in rehearsal.silos:
         if silo.name not in sensitive:
-            units, first = units_of(silo), {one.round: one.batch.numpy() for one in rehearsal.of(silo.name)}
+            units, first = silo.units, {one.round: one.batch.numpy() for one in rehearsal.of(silo.name)}
             fault = _wrong_epoch_apart(declared, units, rehearsal.steps, level)
             fault = fault or wrong_rates(declared, units, rehearsal.document.rounds, level)
             fault = fault or wrong_places(declared, units, level)
@@ -198,10 +197,10 @@ def wrong_rates(sampling: Sampling | None, units: int, rounds: int, level: float
             members[repeat * len(visited) + place, batch[batch < members.shape[1]]] = 1.0
     parts = [part for cut in (1, 2, _PARTS) for part in np.array_split(np.arange(len(visited)), cut) if len(part)]
     for part in parts:
-        law, found = stats.binom(units * len(part) * times, sampling.rate), int(sizes_of[part].sum())
-        if _two_sided(law.cdf(found), law.sf(found - 1)) < level / len(parts):
-            which = f"in rounds {visited[part[0]]} to {visited[part[-1]]}"
-            return f"{found} participations {which} of {times} draws of the run where {law.mean():.0f} are declared"
+        trials, found = units * len(part) * times, int(sizes_of[part].sum())
+        if two_sided(found, trials, sampling.rate) < level / len(parts):
+            which = f"in rounds {visited[part[0]]} to {visited[part[-1]]} of {times} draws of the run"
+            return f"{found} participations {which} where {trials * sampling.rate:.0f} are declared"
     fault = _favoured_units(each, times * len(visited), sampling.rate, level)
     if fault is None and isinstance(sampling, Poisson):
         fault = _joined_units(members, sampling.rate, level)
@@ -227,15 +226,14 @@ def _favoured_units(times: NDArray[np.int64], trials: int, rate: float, level: f
     """Whether some unit, or some part of the file, takes part more or less often than declared."""
     parts = [part for cut in (2, _PARTS) for part in np.array_split(np.arange(len(times)), cut) if len(part)]
     for part in parts:
-        law, found = stats.binom(trials * len(part), rate), int(times[part].sum())
-        if _two_sided(law.cdf(found), law.sf(found - 1)) < level / (2 * len(parts)):
+        all_trials, found = trials * len(part), int(times[part].sum())
+        if two_sided(found, all_trials, rate) < level / (2 * len(parts)):
             where = f"units {part[0]} to {part[-1]}"
-            return f"{found} participations of {where} where {law.mean():.0f} are declared"
-    law = stats.binom(trials, rate)
-    p_values = 2 * np.minimum(law.cdf(times), law.sf(times - 1))
+            return f"{found} participations of {where} where {all_trials * rate:.0f} are declared"
+    p_values = two_sided(times, trials, rate)
     worst = int(p_values.argmin())
     if p_values[worst] < level / (2 * len(times)):
-        return f"one unit takes part {times[worst]} times of {trials} where {law.mean():.1f} are declared"
+        return f"one unit takes part {times[worst]} times of {trials} where {trials * rate:.1f} are declared"
     return None
 
 
@@ -256,9 +254,9 @@ def wrong_places(sampling: Sampling | None, units: int, level: float) -> str | N
     fault = _favoured_units(times.ravel(), epochs, 1 / places, level / 2)
     if fault is not None:
         return f"{fault}, place by place of an epoch"
-    law, same = stats.binom(units * (epochs - 1), 1 / places), int((drawn[1:] == drawn[:-1]).sum())
-    if _two_sided(law.cdf(same), law.sf(same - 1)) < level / 2:
-        return f"{same} times a unit has the place of the epoch before, where {law.mean():.0f} are expected"
+    pairs, same = units * (epochs - 1), int((drawn[1:] == drawn[:-1]).sum())
+    if two_sided(same, pairs, 1 / places) < level / 2:
+        return f"{same} times a unit has the place of the epoch before, where {pairs / places:.0f} are expected"
     return None
 
 
@@ -300,8 +298,7 @@ def _wrong_cycle(sampling: Cyclic, groups: NDArray[np.int64], batches: Batches, 
         if not np.isin(batch, turn).all() or len(np.unique(batch)) != len(batch):
             return f"a unit takes part in round {step}, which is not the turn of its group"
         due, joined = due + len(turn), joined + len(batch)
-    law = stats.binom(due, sampling.rate)
-    if _two_sided(law.cdf(joined), law.sf(joined - 1)) < level:
+    if two_sided(joined, due, sampling.rate) < level:
         return f"{joined} participations where {due * sampling.rate:.0f} are declared"
     return None
 
@@ -371,8 +368,7 @@ def _twice_in_a_batch(batches: Batches) -> bool:
 def _wrong_sizes(units: int, rate: float, batches: Batches, level: float) -> str | None:
     """As many participations as declared, and as unevenly spread over the rounds."""
     sizes = np.array([len(batch) for batch in batches.values()])
-    total = stats.binom(units * len(sizes), rate)
-    if _two_sided(total.cdf(sizes.sum()), total.sf(sizes.sum() - 1)) < level:
+    if two_sided(sizes.sum(), units * len(sizes), rate) < level:
         return f"{sizes.sum()} participations where {units * len(sizes) * rate:.0f} are declared"
     spread = units * rate * (1 - rate)
     if spread < 1 or len(sizes) < _TELLING:
@@ -409,9 +405,9 @@ def _wrong_returns(rate: float, batches: Batches, level: float) -> str | None:
     again = sum(len(np.intersect1d(one, other)) for one, other in pairs)
     # Given the first batch of a pair, each of its units is in the second with the declared probability; with a
     # fixed size the draws are negatively dependent, which makes the binomial tails safe.
-    law = stats.binom(sum(len(one) for one, _ in pairs), rate)
-    if pairs and _two_sided(law.cdf(again), law.sf(again - 1)) < level:
-        return f"{again} units came back in the next round where {law.mean():.0f} are expected"
+    trials = sum(len(one) for one, _ in pairs)
+    if pairs and two_sided(again, trials, rate) < level:
+        return f"{again} units came back in the next round where {trials * rate:.0f} are expected"
     return None
 
 
@@ -428,10 +424,6 @@ def _wrong_epochs(units: int, size: int, batches: Batches) -> str | None:
         if any(len(batch) != size for place, batch in parts.items() if place < per_epoch - 1):
             return f"a batch before the last of its epoch has not {size} units"
     return None
-
-
-def _two_sided(below: float, above: float) -> float:
-    return min(1.0, 2 * float(min(below, above)))
 
 
 Batches = Mapping[int, NDArray[np.int64]]
@@ -552,7 +544,6 @@ def moving_groups(silo: SiloTensors, groups: int) -> str | None:
     """Whether a record's group of the cycle depends on the others: without the first one, and in another order."""
     whole = group_of_units(silo, groups)
     for rows in (torch.arange(1, len(silo)), torch.arange(len(silo)).flip(0)):
-        part = replace(silo, x=silo.x[rows], y=silo.y[rows], s=silo.s[rows], record_numbers=None)
-        if not np.array_equal(group_of_units(part, groups), whole[rows.numpy()]):
+        if not np.array_equal(group_of_units(rows_only(silo, rows), groups), whole[rows.numpy()]):
             return "the group of a record in the cycle depends on the other records"
     return None

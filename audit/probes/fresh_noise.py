@@ -13,6 +13,7 @@ from itertools import combinations, pairwise
 import numpy as np
 from scipy import stats
 
+from audit.bounds.binomial import two_sided
 from audit.report.results import Check, CheckOutcome, Layer, passed_if
 from audit.runs.noise import (
     Residuals,
@@ -196,8 +197,7 @@ def _variances(rows: list[Floats], short: int, silos: int) -> dict[str, float]:
     every = np.concatenate(rows)
     found = {"the variance of all numbers": variance_of(every)[1], "the shape of the noise": _shape_of(every)}
     beyond = every.size - np.searchsorted(np.sort(np.abs(every)), _TAILS, side="right")
-    law = stats.binom(every.size, 2 * stats.norm.sf(_TAILS))
-    tails = np.minimum(1.0, 2 * np.minimum(law.cdf(beyond), law.sf(beyond - 1)))
+    tails = two_sided(beyond, every.size, 2 * stats.norm.sf(_TAILS))
     found |= {f"the number of values beyond {_TAILS[i]:.1f} scales": float(p) for i, p in enumerate(tails)}
     if silos > 1:
         for silo in range(silos):
@@ -338,16 +338,11 @@ def _answers_alone(value: RandomizedCategory, silos: list[Answers], level: float
             # Pairs at a distance form chains; of each chain every second pair, so that no answer is in two of them.
             places = np.flatnonzero(np.arange(len(lied) - distance) // distance % 2 == 0)
             both = int((lied[places] & lied[places + distance]).sum())
-            p_values[f"lies {distance} apart in silo {silo}"] = _both_ways(both, len(places), rate)
+            p_values[f"lies {distance} apart in silo {silo}"] = float(two_sided(both, len(places), rate))
     for first, second in combinations(range(len(lies)), 2):
         both = int((lies[first] & lies[second]).sum())
-        p_values[f"common lies of silos {first} and {second}"] = _both_ways(both, len(lies[first]), rate)
+        p_values[f"common lies of silos {first} and {second}"] = float(two_sided(both, len(lies[first]), rate))
     return _check_truth(f"answers of {value.name} from the gate alone", value, answers, truth, p_values, level)
-
-
-def _both_ways(count: int, trials: int, rate: float) -> float:
-    law = stats.binom(trials, rate)
-    return min(1.0, 2 * float(min(law.cdf(count), law.sf(count - 1))))
 
 
 def _check_truth(

@@ -20,11 +20,11 @@ from audit.probes.setting import (
     owned_units,
     record_at,
     rows_of,
-    units_of,
     with_attribute,
     with_record,
 )
 from audit.report.results import Check, Layer, not_possible, passed_if
+from audit.runs.evidence import rows_only
 from calibrate.privacy_unit import Relation
 from privfair.algorithms.algorithm import SiloTensors
 from privfair.batches.randomness import SeededWords
@@ -109,7 +109,7 @@ def _places(setting: ProbeSetting, random: np.random.Generator) -> Iterator[_Pla
         if setting.algorithm.draws:
             words = SeededWords(int(random.integers(2**31)), "probe")
             batch = torch.from_numpy(setting.algorithm.draw(silo, words))
-            unit = int(batch[batch < units_of(silo)][0])
+            unit = int(batch[batch < silo.units][0])
         else:
             owned = owned_units(silo)
             few = min(_BATCH, setting.most_at_once or _BATCH)
@@ -182,8 +182,7 @@ def _in_any_order(setting: ProbeSetting, random: np.random.Generator) -> Check:
     for place in _places(setting, random):
         silo = place.silo
         order = _another_group_first(silo, torch.from_numpy(random.permutation(len(silo))))
-        owners = None if silo.unit_of_row is None else silo.unit_of_row[order]
-        turned = replace(silo, x=silo.x[order], y=silo.y[order], s=silo.s[order], unit_of_row=owners)
+        turned = replace(rows_only(silo, order), users=silo.users)
         batch = place.batch
         if silo.unit_of_row is None:
             batch = torch.argsort(order)[batch]

@@ -31,12 +31,12 @@ from audit.probes.setting import (
     owned_units,
     record_at,
     rows_of,
-    units_of,
     with_attribute,
     with_record,
     without,
 )
 from audit.report.results import BoundPower, Check, Layer, LocalSensitivity, StepShares, not_possible, passed_if
+from audit.runs.evidence import rows_only
 from audit.runs.rerun import Rehearsal
 from calibrate.errors import InvalidInput, PrivfairError, count
 from calibrate.privacy_unit import Relation
@@ -218,7 +218,7 @@ def _batches(setting: ProbeSetting, silo: SiloTensors, random: np.random.Generat
 
 def _units(setting: ProbeSetting, silo: SiloTensors, batch: Tensor, random: np.random.Generator) -> tuple[int, ...]:
     """Whom to exchange: somebody of the batch; of a draw by cells, the first and the last record."""
-    drawn = batch[batch < units_of(silo)]
+    drawn = batch[batch < silo.units]
     if setting.algorithm.draws:
         return int(drawn[0]), int(drawn[-1])
     return (int(drawn[int(random.integers(len(drawn)))]),)
@@ -316,7 +316,7 @@ def check_every_unit(
     if setting.algorithm.draws or not setting.bounded:
         return ()
     random = np.random.default_rng(seed)
-    everybody = [(silo, unit) for silo in silos if len(silo) for unit in range(units_of(silo))]
+    everybody = [(silo, unit) for silo in silos if len(silo) for unit in range(silo.units)]
     reach, tried, start = _Reach(), 0, time.process_time()
     empty, last = torch.zeros(0, dtype=torch.int64), setting.reached_states[-1].step
     for place in random.permutation(len(everybody)).tolist():
@@ -350,17 +350,8 @@ def check_every_unit(
 
 def _alone(silo: SiloTensors, unit: int) -> SiloTensors:
     """The silo with nobody but this unit, which is number 0 there."""
-    rows = rows_of(silo, unit)
-    return replace(
-        silo,
-        x=silo.x[rows],
-        y=silo.y[rows],
-        s=silo.s[rows],
-        unit_of_row=None if silo.unit_of_row is None else torch.zeros(len(rows), dtype=torch.int64),
-        users=0,
-        client_of_row=None if silo.client_of_row is None else silo.client_of_row[rows],
-        record_numbers=None if silo.record_numbers is None else silo.record_numbers[rows],
-    )
+    own = rows_only(silo, rows_of(silo, unit))
+    return own if own.unit_of_row is None else replace(own, unit_of_row=torch.zeros(len(own), dtype=torch.int64))
 
 
 def _other_side(setting: ProbeSetting, alone: SiloTensors, empty: Tensor) -> tuple[SiloTensors, Tensor]:
@@ -432,7 +423,7 @@ def _shares_of_batch(
     random: np.random.Generator,
 ) -> Iterator[tuple[str, float]]:
     """Of some units of the batch: the name of each bounded value, and how much of its bound the unit moves."""
-    present = [unit for unit in batch.tolist() if unit < units_of(silo)]
+    present = [unit for unit in batch.tolist() if unit < silo.units]
     if not present:
         return
     base = message_values(setting, reached, silo, batch)

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from audit.runs.evidence import RunEvidence, sensitive_silos
+from audit.runs.evidence import RunEvidence, rows_only, sensitive_silos
 from calibrate.manifest.document import BudgetDocument
 from calibrate.manifest.mechanism import GaussianNoise, InTheClear, LaplaceNoise, RandomizedCategory
 from calibrate.privacy_unit import PrivacyUnit, Relation
@@ -123,11 +123,6 @@ def _some_states(evidence: RunEvidence) -> tuple[ReachedState, ...]:
     return tuple(found.values())
 
 
-def units_of(silo: SiloTensors) -> int:
-    """How many protected units a silo holds."""
-    return silo.units
-
-
 def owned_units(silo: SiloTensors) -> Tensor:
     """The numbers of the units that have records."""
     return torch.arange(len(silo)) if silo.unit_of_row is None else torch.unique(silo.unit_of_row)
@@ -148,16 +143,7 @@ def _beginning(silo: SiloTensors) -> SiloTensors:
     owners = silo.unit_of_row
     if owners is not None:
         kept = owners < max(1, int(owners[_MOST_RECORDS]))
-    return replace(
-        silo,
-        x=silo.x[kept],
-        y=silo.y[kept],
-        s=silo.s[kept],
-        unit_of_row=None if owners is None else owners[kept],
-        users=0,
-        client_of_row=None if silo.client_of_row is None else silo.client_of_row[kept],
-        record_numbers=None if silo.record_numbers is None else silo.record_numbers[kept],
-    )
+    return rows_only(silo, kept.nonzero()[:, 0])
 
 
 # Neighbouring data sets made from the run's own: a unit left out, given other records, or another attribute.
@@ -211,9 +197,7 @@ def without(silo: SiloTensors, unit: int, batch: Tensor) -> tuple[SiloTensors, T
     """
     keep = torch.ones(len(silo), dtype=torch.bool)
     keep[rows_of(silo, unit)] = False
-    owners = None if silo.unit_of_row is None else silo.unit_of_row[keep]
-    clients = None if silo.client_of_row is None else silo.client_of_row[keep]
-    smaller = replace(silo, x=silo.x[keep], y=silo.y[keep], s=silo.s[keep], unit_of_row=owners, client_of_row=clients)
+    smaller = replace(rows_only(silo, keep.nonzero()[:, 0]), users=silo.users)
     rest = batch[batch != unit]
     if silo.unit_of_row is None:
         rest = rest - (rest > unit).to(rest.dtype)
@@ -224,7 +208,7 @@ def crowd_of(silo: SiloTensors, unit: int, batch: Tensor, record: Record) -> Sil
     """The silo in which all other units of the batch hold copies of one record: averages move most there."""
     x, y, s = silo.x.clone(), silo.y.clone(), silo.s.clone()
     for other in batch.tolist():
-        if other != unit and other < units_of(silo):
+        if other != unit and other < silo.units:
             rows = rows_of(silo, other)
             x[rows], y[rows], s[rows] = record.x.to(x.dtype), record.y, record.s
     return replace(silo, x=x, y=y, s=s)

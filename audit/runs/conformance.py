@@ -10,7 +10,6 @@ from typing import Any, Protocol
 import numpy as np
 
 from audit.probes.batches import wrong_batches
-from audit.probes.setting import units_of
 from audit.report.results import Check, Layer, not_possible, passed_if
 from audit.runs.evidence import RunEvidence, sensitive_silos, wrong_answers
 from audit.runs.noise import grid_step, off_grid
@@ -214,7 +213,7 @@ def _sampling(evidence: RunEvidence) -> Iterator[Check]:
         if silo.name in sensitive:
             wrong = wrong_answers(silo, evidence.silos, drawn, sensitive)
         else:
-            wrong = wrong_batches(scheme, units_of(silo), drawn[silo.name], _RARE)
+            wrong = wrong_batches(scheme, silo.units, drawn[silo.name], _RARE)
         yield _check(f"batches of {silo.name}", wrong is None, wrong or f"{len(rounds)} batches, drawn as declared")
 
 

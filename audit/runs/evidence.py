@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
@@ -211,6 +211,14 @@ def _require_files_here(plan: TrainingPlan) -> None:
             "is needed, because the plan names data files relative to its own place",
             "name the plan where it was trained, with its files beside it",
         )
+
+
+def rows_only(silo: SiloTensors, rows: Tensor) -> SiloTensors:
+    """The silo with these of its rows, in this order; it has the users that own one."""
+    names = ("x", "y", "s", "unit_of_row", "client_of_row", "record_numbers")
+    columns: dict[str, Tensor | None] = {name: getattr(silo, name) for name in names}
+    kept: dict[str, Any] = {name: None if each is None else each[rows] for name, each in columns.items()}
+    return replace(silo, users=0, **kept)
 
 
 # Batches of sensitive silos, which draw nothing: are they what the holders of the records drew?

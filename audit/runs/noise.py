@@ -390,11 +390,7 @@ def variance_of(values: NDArray[np.float64]) -> tuple[float, float]:
     """The mean square, and how likely one so far from 1 is for standard normal values."""
     ratio, count = float(np.square(values).mean()), values.size
     below, above = stats.chi2.cdf(ratio * count, count), stats.chi2.sf(ratio * count, count)
-    return ratio, _two_sided(float(below), float(above))
-
-
-def _two_sided(below: float, above: float) -> float:
-    return min(1.0, 2 * float(min(below, above)))
+    return ratio, min(1.0, 2 * float(min(below, above)))
 
 
 def _test(name: str, p_value: float, level: float, text: str) -> Check:
