@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from multiprocessing import get_context
+from typing import TypeVar
 
 from calibrate.errors import InvalidInput
+
+Call = TypeVar("Call")
+Result = TypeVar("Result")
 
 
 @contextmanager
@@ -45,3 +49,22 @@ def _dask(address: str) -> Iterator[Executor]:
     with client:
         # Runs are pure, so that a task whose worker died may simply be run again.
         yield client.get_executor(pure=False, retries=3)  # type: ignore[no-untyped-call,unused-ignore]
+
+
+def finished(
+    executor: Executor | None, function: Callable[[Call], Result], calls: Sequence[Call]
+) -> Iterator[tuple[Call, Result]]:
+    """Each call with its result: here one after another, or under the executor, the first to finish first.
+
+    An interrupt cancels the calls that have not begun and is passed on.
+    """
+    if executor is None:
+        yield from ((call, function(call)) for call in calls)
+        return
+    waiting: dict[Future[Result], Call] = {executor.submit(function, call): call for call in calls}
+    try:
+        for future in as_completed(waiting):
+            yield waiting[future], future.result()
+    finally:
+        for future in waiting:
+            future.cancel()

@@ -7,7 +7,6 @@ of a false alarm. Its absence proves nothing, so the effort is stated.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
@@ -16,10 +15,9 @@ from typing import final
 import numpy as np
 
 from audit.bounds import ClopperPearson, EpsilonDeltaCurve, ErrorCounts, LowerBound, Selection
-from audit.claims.claim import Domain, NeighbouringPair, Records, build_pair
+from audit.claims.claim import Domain, NeighbouringPair, Records, Refutation, parameters_of, random_pairs
 from audit.claims.outputs import Event, Outputs, Vocabulary, choose_event
 from audit.claims.shrink import Shrinking, table, to_json
-from audit.claims.spaces import RandomChoices
 from calibrate.errors import InvalidInput, count, open_unit
 from calibrate.privacy_unit import PrivacyUnit, Protected, Relation
 
@@ -133,12 +131,8 @@ class MechanismResult:
         return f"{head}\n{seen}{shown}\nsearched: {self.effort}"
 
 
-class PrivacyRefuted(AssertionError):
+class PrivacyRefuted(Refutation[MechanismResult]):
     """Two neighbouring data sets were found whose outputs differ more than the promise allows."""
-
-    def __init__(self, result: MechanismResult) -> None:
-        self.result = result
-        super().__init__(str(result))
 
 
 def assert_dp(
@@ -220,19 +214,11 @@ class _Test:
     @cached_property
     def parameters(self) -> tuple[str, ...]:
         """The names that the mechanism takes."""
-        taken = []
-        for name, parameter in inspect.signature(self.mechanism).parameters.items():
-            if name in (*self.domain.names, "rng", "runs"):
-                taken.append(name)
-            elif parameter.default is inspect.Parameter.empty:
-                rule = f"takes a parameter that is none of {', '.join((*self.domain.names, 'rng', 'runs'))}"
-                remedy = "name the parameters after the domain's columns and public values"
-                raise InvalidInput("mechanism", f"(.. {name} ..)", rule, remedy)
-        return tuple(taken)
+        return parameters_of(self.mechanism, (*self.domain.names, "rng", "runs"), "mechanism")
 
     def result(self) -> MechanismResult:
         """Screen many pairs, choose and count events on the best, shrink what is refuted."""
-        pairs = self._pairs()
+        pairs = random_pairs(self.domain, self.unit, np.random.default_rng(self.search.seed), self.search.pairs)
         pairs = self._most_promising(pairs, _SEMIFINALISTS, max(100, self.search.runs // _SCREENING))
         pairs = self._most_promising(pairs, _FINALISTS, max(100, self.search.runs // _SEMIFINAL))
         judged: list[_Judged] = []
@@ -256,19 +242,6 @@ class _Test:
             pair=best.pair,
             effort=effort,
         )
-
-    def _pairs(self) -> list[NeighbouringPair]:
-        choose = RandomChoices(np.random.default_rng(self.search.seed))
-        built = (build_pair(choose, self.domain, self.unit) for _ in range(self.search.pairs))
-        pairs = [pair for pair in built if pair is not None]
-        if not pairs:
-            raise InvalidInput(
-                "domain",
-                (self.domain.fewest, self.domain.most),
-                f"holds no neighbouring data sets under {self.unit.relation.value}",
-                "allow more records or smaller shares",
-            )
-        return pairs
 
     def _most_promising(self, pairs: list[NeighbouringPair], number: int, runs: int) -> list[NeighbouringPair]:
         """The pairs whose outputs differ most on a few runs; nothing is concluded from these."""

@@ -12,16 +12,26 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cached_property
-from typing import Any, assert_never, final
+from typing import Any, Generic, TypeVar, assert_never, final
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from audit.claims.spaces import Category, Choices, Space
+from audit.claims.spaces import Category, Choices, RandomChoices, Space
 from calibrate.errors import InvalidInput, count, positive
 from calibrate.privacy_unit import Norm, PrivacyUnit, Protected, Relation, SensitivityClaim
+
+Result = TypeVar("Result")
+
+
+class Refutation(AssertionError, Generic[Result]):
+    """A counterexample was found; `result` has it, and says what was searched."""
+
+    def __init__(self, result: Result) -> None:
+        self.result = result
+        super().__init__(str(result))
 
 
 @final
@@ -81,18 +91,7 @@ class Subject:
     @cached_property
     def parameters(self) -> tuple[str, ...]:
         """Columns and public values that the function takes."""
-        taken = []
-        for name, parameter in inspect.signature(self.function).parameters.items():
-            if name in self.domain.names and parameter.kind is not inspect.Parameter.POSITIONAL_ONLY:
-                taken.append(name)
-            elif parameter.default is inspect.Parameter.empty:
-                raise InvalidInput(
-                    "function",
-                    f"{getattr(self.function, '__name__', 'function')}(.. {name} ..)",
-                    f"takes a parameter that is none of {', '.join(self.domain.names)}",
-                    "name the parameters after the domain's columns and public values",
-                )
-        return tuple(taken)
+        return parameters_of(self.function, self.domain.names, "function")
 
     def distance(self, pair: NeighbouringPair, norm: Norm) -> float:
         """How far apart the function's values on the two data sets are."""
@@ -128,6 +127,21 @@ class Subject:
             case _:
                 assert_never(self.arrays)
         return _flatten(returned)
+
+
+def parameters_of(function: Callable[..., Any], names: Sequence[str], argument: str) -> tuple[str, ...]:
+    """Which of these names the function takes; refused if it needs another one. `argument` is what to call it."""
+    taken = []
+    for name, parameter in inspect.signature(function).parameters.items():
+        if name in names and parameter.kind is not inspect.Parameter.POSITIONAL_ONLY:
+            taken.append(name)
+        elif parameter.default is inspect.Parameter.empty:
+            rule = f"takes a parameter that is none of {', '.join(names)}"
+            value = f"{getattr(function, '__name__', argument)}(.. {name} ..)"
+            raise InvalidInput(
+                argument, value, rule, "name the parameters after the domain's columns and public values"
+            )
+    return tuple(taken)
 
 
 def _copy(value: Any) -> Any:
@@ -297,7 +311,7 @@ class Contrast(Enum):
     OPPOSITE = "opposite"
 
 
-Row = dict[str, Any]
+Row = dict[str, NDArray[Any] | int]
 _CONTRASTS = tuple(Contrast)
 
 
@@ -326,12 +340,24 @@ def build_pair(choose: Choices, domain: Domain, unit: PrivacyUnit) -> Neighbouri
     return pair if domain.allows(pair) else None
 
 
+def random_pairs(
+    domain: Domain, unit: PrivacyUnit, generator: np.random.Generator, number: int
+) -> list[NeighbouringPair]:
+    """So many random pairs, less those that missed a condition; refused if there is none."""
+    choose = RandomChoices(generator)
+    pairs = [pair for _ in range(number) if (pair := build_pair(choose, domain, unit)) is not None]
+    if not pairs:
+        rule = f"holds no neighbouring data sets under {unit.relation.value}"
+        raise InvalidInput("domain", (domain.fewest, domain.most), rule, "allow more records or smaller shares")
+    return pairs
+
+
 def _row(choose: Choices, domain: Domain) -> Row:
     return {name: space.draw(choose) for name, space in domain.columns.items()}
 
 
 def _opposite(domain: Domain, row: Row) -> Row:
-    return {name: space.opposite(row[name]) for name, space in domain.columns.items()}
+    return {name: space.opposite(np.asarray(row[name])) for name, space in domain.columns.items()}
 
 
 def _in_contrast(choose: Choices, domain: Domain, contrast: Contrast, row: Row) -> Row:
@@ -373,7 +399,7 @@ def _another(choose: Choices, domain: Domain, row: Row) -> Any:
     space, now = domain.columns[domain.attribute], row[domain.attribute]
     if isinstance(space, Category):
         return (now + choose.integer(1, max(1, space.size - 1))) % space.size
-    return space.opposite(now) if choose.pick((True, False)) else space.draw(choose)
+    return space.opposite(np.asarray(now)) if choose.pick((True, False)) else space.draw(choose)
 
 
 def _others(choose: Choices, domain: Domain, of_unit: Row, size: int) -> list[Row]:

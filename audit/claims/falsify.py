@@ -16,10 +16,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from audit.claims.claim import Arrays, DistanceClaim, Domain, NeighbouringPair, Subject, build_pair
+from audit.claims.claim import Arrays, DistanceClaim, Domain, NeighbouringPair, Refutation, Subject, random_pairs
 from audit.claims.shrink import Shrinking, floor_of, from_json, table, to_json
-from audit.claims.spaces import Category, RandomChoices, Space
-from calibrate.errors import InvalidInput, count
+from audit.claims.spaces import Category, Space
+from calibrate.errors import count
 from calibrate.privacy_unit import Norm, PrivacyUnit, Protected
 
 ROUNDING = 1e-6
@@ -116,7 +116,9 @@ def falsify(subject: Subject, claim: DistanceClaim, search: Search | None = None
     """The neighbouring data sets furthest apart that the search finds, judged against the claim."""
     search = search or Search()
     generator = np.random.default_rng(search.seed)
-    seeds = _random_pairs(subject, claim, search, generator)
+    pairs = random_pairs(subject.domain, claim.unit, generator, search.pairs)
+    # The furthest apart first; ties keep their order.
+    seeds = sorted(((subject.distance(pair, claim.norm), pair) for pair in pairs), key=lambda each: -each[0])
     evaluations = len(seeds)
     best = seeds[0]
     starts = seeds[: search.climbs] if math.isfinite(best[0]) else []
@@ -164,35 +166,11 @@ class CataloguedClaim:
         return falsify(self.subject, self.claim, search)
 
 
-def _random_pairs(
-    subject: Subject, claim: DistanceClaim, search: Search, generator: np.random.Generator
-) -> list[tuple[float, NeighbouringPair]]:
-    """Random pairs, the furthest apart first; ties keep their order."""
-    choose = RandomChoices(generator)
-    found: list[tuple[float, NeighbouringPair]] = []
-    for _ in range(search.pairs):
-        pair = build_pair(choose, subject.domain, claim.unit)
-        if pair is not None:
-            found.append((subject.distance(pair, claim.norm), pair))
-    if not found:
-        raise InvalidInput(
-            "domain",
-            (subject.domain.fewest, subject.domain.most),
-            f"holds no neighbouring data sets under {claim.relation.value}",
-            "allow more records or smaller shares",
-        )
-    return sorted(found, key=lambda each: -each[0])
-
-
 # Three lines for a function of one's own: what it takes, what is claimed, and a search that tries to refute it.
 
 
-class SensitivityRefuted(AssertionError):
+class SensitivityRefuted(Refutation[SearchResult]):
     """Two neighbouring data sets were found that the claimed bound does not cover."""
-
-    def __init__(self, result: SearchResult) -> None:
-        self.result = result
-        super().__init__(str(result))
 
 
 def assert_sensitivity(

@@ -13,7 +13,7 @@ import random as standard_random
 import sys
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Executor, Future, as_completed
+from concurrent.futures import Executor
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +35,7 @@ from audit.bounds import (
 )
 from audit.coins.training_canaries import TrainingCanaries, TrainingCanaryKind, training_data
 from audit.coins.training_signals import CROWD, Access, Watch, scores_of_runs
+from audit.executors import finished
 from audit.models.in_memory import signal_of_model
 from audit.named import load_named
 from audit.report.results import Attack, AuditReport, Conclusion, Promise
@@ -302,19 +303,8 @@ class _Campaign:
 
     def _finish(self, numbers: list[int]) -> Iterator[tuple[int, float]]:
         """Run these, keep each as soon as it is there."""
-        if self.executor is None:
-            for number in numbers:
-                yield number, self.store.keep(number, *self.run_once(number))
-            return
-        waiting: dict[Future[tuple[Floats, float]], int] = {
-            self.executor.submit(self.run_once, number): number for number in numbers
-        }
-        try:
-            for future in as_completed(waiting):
-                yield waiting[future], self.store.keep(waiting[future], *future.result())
-        finally:
-            for future in waiting:
-                future.cancel()
+        for number, found in finished(self.executor, self.run_once, numbers):
+            yield number, self.store.keep(number, *found)
 
 
 @final

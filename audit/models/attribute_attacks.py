@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from typing import Any, Protocol, assert_never, final, runtime_checkable
 
 import numpy as np
@@ -193,19 +194,16 @@ class Knowledge:
         return np.asarray(answers[:, np.arange(len(asked)), asked.labels].T, dtype=np.float64)
 
 
-class AttributeAttack(Protocol):
+@final
+@dataclass(frozen=True)
+class AttributeAttack:
     """One way to guess the attribute."""
 
-    @property
-    def name(self) -> str: ...
-
-    def obstacle(self, knowledge: Knowledge) -> str | None:
-        """Why the attack cannot be made here; None if it can."""
-        ...
-
-    def learn(self, knowledge: Knowledge) -> Guess:
-        """Everything that happens before the first record is asked about."""
-        ...
+    name: str
+    learn: Callable[[Knowledge], Guess]
+    """Everything that happens before the first record is asked about."""
+    obstacle: Callable[[Knowledge], str | None] = lambda knowledge: None
+    """Why the attack cannot be made here; None if it can."""
 
 
 def needs_input(knowledge: Knowledge) -> str | None:
@@ -215,48 +213,22 @@ def needs_input(knowledge: Knowledge) -> str | None:
     return None
 
 
-@final
-@dataclass(frozen=True)
-class Yeom:
-    """Attribute inference by confidence (Yeom et al., CSF 2018): the value that makes the true label most likely.
-
-    It is the argmax over v of p(label | record with v) * prior(v).
-    """
-
-    name: str = "Yeom"
-
-    def obstacle(self, knowledge: Knowledge) -> str | None:
-        return needs_input(knowledge)
-
-    def learn(self, knowledge: Knowledge) -> Guess:
-        prior = knowledge.prior
-
-        def guess(asked: Asked) -> Codes:
-            return np.asarray((knowledge.confidences(asked) * prior).argmax(axis=1), dtype=np.int64)
-
-        return guess
+def _yeom(knowledge: Knowledge) -> Guess:
+    """The argmax over v of p(label | record with v) * prior(v)."""
+    return lambda asked: np.asarray((knowledge.confidences(asked) * knowledge.prior).argmax(axis=1), dtype=np.int64)
 
 
-@final
-@dataclass(frozen=True)
-class Csmia:
+def _csmia(knowledge: Knowledge) -> Guess:
     """Some values right: the most confident of them. None right: the least confident."""
 
-    name: str = "CSMIA"
+    def guess(asked: Asked) -> Codes:
+        answers = knowledge.answers(asked)
+        right = (answers.argmax(axis=2) == asked.labels).T
+        firmness = answers.max(axis=2).T
+        among_right = np.where(right, firmness, -np.inf).argmax(axis=1)
+        return np.asarray(np.where(right.any(axis=1), among_right, firmness.argmin(axis=1)), dtype=np.int64)
 
-    def obstacle(self, knowledge: Knowledge) -> str | None:
-        return needs_input(knowledge)
-
-    def learn(self, knowledge: Knowledge) -> Guess:
-        def guess(asked: Asked) -> Codes:
-            answers = knowledge.answers(asked)
-            right = (answers.argmax(axis=2) == asked.labels).T
-            firmness = answers.max(axis=2).T
-            among_right = np.where(right, firmness, -np.inf).argmax(axis=1)
-            chosen = np.where(right.any(axis=1), among_right, firmness.argmin(axis=1))
-            return np.asarray(chosen, dtype=np.int64)
-
-        return guess
+    return guess
 
 
 _SHARE_TO_CHOOSE = 0.25
@@ -336,38 +308,7 @@ def _fit(kind: AttackModel, inputs: Floats, codes: Codes, seed: int) -> Any:
 _SMALLEST = 1e-12
 
 
-@final
-@dataclass(frozen=True)
-class LearnedFromOutputs:
-    """Black box: from features, label and the model's probabilities for every candidate value."""
-
-    name: str = "learned from outputs"
-
-    def obstacle(self, knowledge: Knowledge) -> str | None:
-        return None
-
-    def learn(self, knowledge: Knowledge) -> Guess:
-        return _learn_from(knowledge, _outputs)
-
-
-@final
-@dataclass(frozen=True)
-class WhiteBox:
-    """From what the weights tell as well: activations, scores and the norm of the loss gradient.
-
-    Jayaraman and Evans (CCS 2022) look for single neurons that follow the attribute; here a classifier weighs all.
-    """
-
-    name: str = "white box"
-
-    def obstacle(self, knowledge: Knowledge) -> str | None:
-        return None if isinstance(knowledge.target, WhiteBoxTarget) else "the model's weights are not at hand"
-
-    def learn(self, knowledge: Knowledge) -> Guess:
-        return _learn_from(knowledge, _everything)
-
-
-def _learn_from(knowledge: Knowledge, look: Callable[[Knowledge, Asked], Floats]) -> Guess:
+def _learn_from(look: Callable[[Knowledge, Asked], Floats], knowledge: Knowledge) -> Guess:
     known = knowledge.known_members
     classifier = fit_classifier(
         look(knowledge, known.asked(knowledge.attribute)),
@@ -397,44 +338,46 @@ def _against_mean(candidates: Floats) -> Floats:
     return candidates - candidates.mean(axis=0) if len(candidates) > 1 else candidates[:0]
 
 
-@final
-@dataclass(frozen=True)
-class Lomia:
-    """LOMIA (Mehnaz et al., USENIX Security 2022): labels only.
+def _lomia(knowledge: Knowledge) -> Guess:
+    """Labels only. Where exactly one value makes the model predict the true label, that value is the guess.
 
-    Where exactly one value makes the model predict the true label, that value is the guess. Such records teach a
-    classifier what to guess elsewhere. It is taught by the members the attacker knows, with the model's word for their
-    attribute and not their true one, so that asked records stay independent of one another.
+    Such records teach a classifier what to guess elsewhere. It is taught by the members the attacker knows, with the
+    model's word for their attribute and not their true one, so that asked records stay independent of one another.
     """
+    known, values = knowledge.known_members.asked(knowledge.attribute), len(knowledge.attribute.values)
+    taught, told = _only_value(knowledge, known)
+    classifier = Classifier(int(knowledge.prior.argmax()), values)
+    if taught.any():
+        teachers = Asked(known.features[taught], known.labels[taught])
+        classifier = fit_classifier(knowledge.context(teachers), told[taught], values, knowledge.seed)
 
-    name: str = "LOMIA"
+    def guess(asked: Asked) -> Codes:
+        one, which = _only_value(knowledge, asked)
+        return np.where(one, which, classifier.guesses(knowledge.context(asked))).astype(np.int64)
 
-    def obstacle(self, knowledge: Knowledge) -> str | None:
-        return needs_input(knowledge)
-
-    def learn(self, knowledge: Knowledge) -> Guess:
-        elsewhere = self._elsewhere(knowledge)
-
-        def guess(asked: Asked) -> Codes:
-            one, which = _only_value(knowledge, asked)
-            return np.where(one, which, elsewhere(asked)).astype(np.int64)
-
-        return guess
-
-    def _elsewhere(self, knowledge: Knowledge) -> Guess:
-        known = knowledge.known_members.asked(knowledge.attribute)
-        one, which = _only_value(knowledge, known)
-        if not one.any():
-            likeliest = int(knowledge.prior.argmax())
-            return lambda asked: np.full(len(asked), likeliest, dtype=np.int64)
-        teachers = Asked(known.features[one], known.labels[one])
-        classifier = fit_classifier(
-            knowledge.context(teachers), which[one], len(knowledge.attribute.values), knowledge.seed
-        )
-        return lambda asked: classifier.guesses(knowledge.context(asked))
+    return guess
 
 
 def _only_value(knowledge: Knowledge, asked: Asked) -> tuple[NDArray[np.bool_], Codes]:
     """Whether one value alone gives the true label, and which."""
     right = (knowledge.answers(asked).argmax(axis=2) == asked.labels).T
     return right.sum(axis=1) == 1, np.asarray(right.argmax(axis=1), dtype=np.int64)
+
+
+def _needs_weights(knowledge: Knowledge) -> str | None:
+    return None if isinstance(knowledge.target, WhiteBoxTarget) else "the model's weights are not at hand"
+
+
+YEOM = AttributeAttack("Yeom", _yeom, needs_input)
+"""Attribute inference by confidence (Yeom et al., CSF 2018): the value that makes the true label most likely."""
+CSMIA = AttributeAttack("CSMIA", _csmia, needs_input)
+LOMIA = AttributeAttack("LOMIA", _lomia, needs_input)
+"""Mehnaz et al., USENIX Security 2022."""
+LEARNED_FROM_OUTPUTS = AttributeAttack("learned from outputs", partial(_learn_from, _outputs))
+"""Black box: from features, label and the model's probabilities for every candidate value."""
+WHITE_BOX = AttributeAttack("white box", partial(_learn_from, _everything), _needs_weights)
+"""From what the weights tell as well: activations, scores and the norm of the loss gradient.
+
+Jayaraman and Evans (CCS 2022) look for single neurons that follow the attribute; here a classifier weighs all.
+"""
+ALL_ATTACKS = (YEOM, CSMIA, LOMIA, LEARNED_FROM_OUTPUTS, WHITE_BOX)

@@ -13,17 +13,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from audit.models.attribute_attacks import (
+    ALL_ATTACKS,
     Asked,
     Attribute,
     AttributeAttack,
     AttributeRecords,
     AttributeTarget,
-    Csmia,
     Knowledge,
-    LearnedFromOutputs,
-    Lomia,
-    WhiteBox,
-    Yeom,
     fit_classifier,
     join,
 )
@@ -105,7 +101,6 @@ def _stakes(values: Floats, alpha: float) -> Floats:
     return np.sqrt(2 * math.log(2 / alpha) / (count * before))
 
 
-ALL_ATTACKS: tuple[AttributeAttack, ...] = (Yeom(), Csmia(), Lomia(), LearnedFromOutputs(), WhiteBox())
 FEWEST_RECORDS = 40
 _METHOD = (
     "Advantage: an attack's correct guesses minus imputation's, record by record. Leakage: the advantage on members "

@@ -6,15 +6,17 @@ The signal of a record is phi = log p_y - log sum over j != y of p_j, which is n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from concurrent.futures import Executor, Future, as_completed
+from collections.abc import Callable
+from concurrent.futures import Executor
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol, final
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import logsumexp
 
+from audit.executors import finished
 from calibrate.arrays import Booleans, Floats, Integers
 from calibrate.errors import InvalidInput, count
 
@@ -140,7 +142,8 @@ def train_shadow_models(
     seeds = tuple(int(one) for one in np.random.SeedSequence((seed, 0x5EED)).generate_state(models))
     found = np.empty(included.shape)
     done = 0
-    for part, signals in _collect(recipe, records, included, seeds, parts, executor):
+    train = partial(_train_part, recipe, records, included, seeds)
+    for part, signals in finished(executor, train, parts):
         if signals.shape != found[part].shape or not np.isfinite(signals).all():
             raise InvalidInput(
                 "shadow models",
@@ -155,27 +158,10 @@ def train_shadow_models(
     return found
 
 
-def _collect(
-    recipe: ShadowRecipe,
-    records: ShadowRecords,
-    included: Booleans,
-    seeds: tuple[int, ...],
-    parts: list[slice],
-    executor: Executor | None,
-) -> Iterator[tuple[slice, Floats]]:
-    if executor is None:
-        for part in parts:
-            yield part, recipe.signals(records, included[part], seeds[part])
-        return
-    waiting: dict[Future[Floats], slice] = {
-        executor.submit(recipe.signals, records, included[part], seeds[part]): part for part in parts
-    }
-    try:
-        for future in as_completed(waiting):
-            yield waiting[future], future.result()
-    finally:
-        for future in waiting:
-            future.cancel()
+def _train_part(
+    recipe: ShadowRecipe, records: ShadowRecords, included: Booleans, seeds: tuple[int, ...], part: slice
+) -> Floats:
+    return recipe.signals(records, included[part], seeds[part])
 
 
 # What attacks see of a model: for each record, how firmly it believes the record's own label.

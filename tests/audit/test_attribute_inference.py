@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from audit.models.attribute_attacks import Attribute, AttributeRecords, Csmia, SensitiveInput, Yeom
+from audit.models.attribute_attacks import CSMIA, YEOM, Attribute, AttributeRecords, SensitiveInput
 from audit.models.attribute_audit import AttributeOptions, attribute_inference, difference_interval, mean_interval
 from audit.report.results import AttributeFinding, AttributeInference
 from calibrate.errors import InvalidInput
@@ -91,9 +91,9 @@ def test_csmia_decides_by_how_many_values_are_right() -> None:
     attribute = Attribute("s", ("no", "yes"), SensitiveInput((1,), ((0.0,), (1.0,))))
     knowledge = Knowledge(Written(), attribute, records, 2, 0)
     asked = records.asked(attribute)
-    assert Csmia().learn(knowledge)(asked).tolist() == [0, 1, 1]
+    assert CSMIA.learn(knowledge)(asked).tolist() == [0, 1, 1]
     # Yeom: confidence in label 1 times the prior (2, 3)/5
-    assert Yeom().learn(knowledge)(asked).tolist() == [0, 1, 1]
+    assert YEOM.learn(knowledge)(asked).tolist() == [0, 1, 1]
 
 
 def test_sets_that_differ_by_themselves_prove_nothing() -> None:
@@ -129,7 +129,7 @@ def test_attacks_that_cannot_be_made_are_refused() -> None:
     members, others = (without_input(part) for part in _two_sets(6, 2, False, 100))
     with pytest.raises(InvalidInput, match="none of them"):
         attribute_inference(
-            Honest(2), Attribute("s", ("a", "b")), members, others, AttributeOptions(attacks=(Yeom(), Csmia()))
+            Honest(2), Attribute("s", ("a", "b")), members, others, AttributeOptions(attacks=(YEOM, CSMIA))
         )
 
 

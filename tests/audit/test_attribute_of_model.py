@@ -10,7 +10,7 @@ import torch
 from sklearn.neighbors import KNeighborsClassifier
 from torch import nn
 
-from audit.models.attribute_attacks import WhiteBox, Yeom
+from audit.models.attribute_attacks import WHITE_BOX, YEOM
 from audit.models.attribute_audit import AttributeOptions
 from audit.models.attribute_targets import AskedByClass, InputTable, attribute_inference_of_model
 from audit.models.records import ColumnChoice, RecordTables, encode_tables
@@ -20,7 +20,7 @@ from audit.report.results import AttributeFinding
 from calibrate.errors import InvalidInput
 from tests.audit.attribute_cases import population
 
-QUICK = AttributeOptions(attacks=(Yeom(), WhiteBox()))
+QUICK = AttributeOptions(attacks=(YEOM, WHITE_BOX))
 
 
 def _write(path: Path, seed: int, records: int, names: tuple[str, str]) -> Path:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from audit.models.attribute_attacks import AttributeRecords, WhiteBox, Yeom
+from audit.models.attribute_attacks import WHITE_BOX, YEOM, AttributeRecords
 from audit.models.attribute_audit import AttributeOptions, attribute_inference
 from audit.models.attribute_targets import ModuleWeights, RunModel
 from audit.report.results import AttributeFinding
@@ -15,7 +15,7 @@ from calibrate.errors import InvalidInput
 from privfair.models.linear import LogisticRegression
 from tests.audit.attribute_cases import as_input, population
 
-TWO = AttributeOptions(attacks=(Yeom(), WhiteBox()))
+TWO = AttributeOptions(attacks=(YEOM, WHITE_BOX))
 
 
 def _overfit(records: AttributeRecords, steps: int) -> nn.Module:
@@ -72,6 +72,6 @@ def test_an_overfit_network_leaks_and_an_early_one_does_not() -> None:
     attribute = as_input(2, False)
     overfit = attribute_inference(ModuleWeights(_overfit(members, 400)), attribute, members, others, TWO)
     assert overfit.finding is AttributeFinding.LEAKAGE
-    assert WhiteBox().name in {one.name for one in overfit.attacks}
+    assert WHITE_BOX.name in {one.name for one in overfit.attacks}
     early = attribute_inference(ModuleWeights(_overfit(members, 10)), attribute, members, others, TWO)
     assert early.finding is AttributeFinding.NONE_FOUND
