@@ -18,11 +18,11 @@ from calibrate.manifest.keys import load_public
 from calibrate.manifest.trust import TrustFile, TrustSeen, read_trust
 from calibrate.manifest.verify import AuthenticManifest, require_still_signed
 from calibrate.meaning import Protection
-from calibrate.privacy_unit import EpsilonDelta, PrivacyUnit, Protected, Relation
+from calibrate.privacy_unit import EpsilonDelta
 from privfair.data.dataset import Silos
 from privfair.data.own_files import load_own_silo
 from privfair.data.training_data import site_format
-from privfair.fairness.measurement import emptiness
+from privfair.fairness.measurement import Measured, emptiness
 from privfair.federation.remote import EngineNodes, Node, ResendingTransport, read_guards
 from privfair.federation.sockets import SocketTransport
 from privfair.federation.wire import Transport
@@ -33,6 +33,7 @@ from privfair.run.folder import RunFolder, load_theta
 from privfair.run.metrics import (
     AS_IT_IS,
     UNDECIDED,
+    Decision,
     HeldOutRecords,
     MetricsLog,
     ThresholdRule,
@@ -41,7 +42,8 @@ from privfair.run.metrics import (
 )
 from privfair.run.prepare import PreparedRun, prepare_run
 from privfair.run.public import Progress, PublicRun, read_signed_plan
-from privfair.run.search import run_search
+from privfair.run.record import RunRecord
+from privfair.run.search import BestTry, run_search
 from privfair.run.session import RunSession
 
 
@@ -56,11 +58,16 @@ class TrainingResult:
     """What a finished run amounts to; the same keys as the command line's JSON."""
 
     run: Path
-    summary: dict[str, Any]
-    decision: dict[str, Any] = field(default_factory=lambda: dict(UNDECIDED))
+    record: RunRecord
+    decision: Decision = field(default_factory=lambda: UNDECIDED)
     """The threshold that predictions use, and what it does on the held-out records (`run.metrics`)."""
-    best: dict[str, Any] | None = None
+    best: BestTry | None = None
     """Of a search: the setting of the best try, and its score; None for a run."""
+
+    @property
+    def summary(self) -> Mapping[str, Any]:
+        """The document of run.json."""
+        return self.record.as_json()
 
     @property
     def accuracy(self) -> float | None:
@@ -70,47 +77,45 @@ class TrainingResult:
     def demographic_parity(self) -> float | None:
         return self._overall("demographic_parity")
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> Mapping[str, Any]:
         """Run folder, last metrics, promise, and how far the run got."""
-        rounds, promise = self.summary["rounds"], self.summary["promise"]
-        overall = (self.summary["metrics"] or {}).get("overall", {})
+        record, promise, overall = self.record, self.record.promise, self.record.overall
         numbers = ("accuracy", "loss", "demographic_parity", "equalised_odds", "false_negative_gap")
         more = ("balanced_accuracy", "auc", "majority", "most_predicted", "positive_class", "groups")
         return {
             "run": str(self.run),
-            "algorithm": self.summary["algorithm"],
+            "algorithm": record.algorithm,
             **{name: overall.get(name) for name in numbers},
-            "rounds": rounds["steps"],
-            "rounds_signed": rounds["signed"],
-            "rounds_charged": rounds["charged"],
-            "epsilon": promise["epsilon"],
-            "delta": promise["delta"],
-            "claimed_epsilon": promise["claimed_epsilon"],
-            "promise": promise["text"],
+            "rounds": record.rounds.steps,
+            "rounds_signed": record.rounds.signed,
+            "rounds_charged": record.rounds.charged,
+            "epsilon": promise.epsilon,
+            "delta": promise.json_delta,
+            "claimed_epsilon": promise.claimed_epsilon,
+            "promise": promise.text,
             "protected": self.protection.protected,
             "not_protected_in_short": self.protection.not_protected,
-            "not_protected": promise["not_protected"],
+            "not_protected": list(promise.not_protected),
             **{name: overall.get(name) for name in more},
             "decision": self.decision,
             "warning": self.warning,
             "metrics_are_private": False,
-            "manifest": self.summary["manifest"]["digest"],
-            "transcript": self.summary["transcript"],
+            "manifest": record.manifest.digest,
+            "transcript": record.transcript,
             **({} if self.best is None else {"best": self.best}),
         }
 
     @property
     def protection(self) -> Protection:
         """Who is protected, in an officer's words."""
-        promise = self.summary["promise"]
-        unit = PrivacyUnit(Protected(promise["unit"]), Relation(promise["adjacency"]))
-        finite = promise["epsilon"] is not None
-        return Protection(unit, EpsilonDelta(promise["epsilon"], promise["delta"]) if finite else None)
+        promise = self.record.promise
+        cost = None if promise.epsilon is None else EpsilonDelta(promise.epsilon, promise.delta)
+        return Protection(promise.unit, cost)
 
     @property
-    def measured(self) -> dict[str, Any]:
+    def measured(self) -> Measured:
         """The numbers of the held-out records at the threshold in use."""
-        overall: dict[str, Any] = (self.summary["metrics"] or {}).get("overall", {})
+        overall = self.record.overall
         if self.decision["rule"] == AS_IT_IS.text or self.decision["held_out"] is None:
             return overall
         return {**overall, **self.decision["held_out"]}
@@ -118,7 +123,7 @@ class TrainingResult:
     @property
     def warning(self) -> str | None:
         """Why the model is worth nothing at the threshold in use, or what training did not reach; else None."""
-        return emptiness(self.measured) or "; ".join(self.summary.get("remarks", ())) or None
+        return emptiness(self.measured) or "; ".join(self.record.remarks) or None
 
     def _repr_html_(self) -> str:
         """How a notebook shows it: the promise first, then how far the run got and how well it does."""
@@ -236,10 +241,11 @@ def execute(
         stack.enter_context(folder.locked())
         session = RunSession(prepared, folder, book, progress, trust)
         try:
+            best = None
             if prepared.search is not None:
-                summary = run_search(prepared, folder, book, trust)
+                record, best = run_search(prepared, folder, book, trust)
             else:
-                summary = session.resume() if going_on else session.begin()
+                record = session.resume() if going_on else session.begin()
             decision = _decide(prepared, folder, threshold)
         except OSError as error:
             raise RunStopped(
@@ -248,14 +254,13 @@ def execute(
             ) from error
         finally:
             session.close()
-    best = None if prepared.search is None else folder.read_json(folder.search)
-    return TrainingResult(folder.path, summary, decision, best)
+    return TrainingResult(folder.path, record, decision, best)
 
 
-def _decide(prepared: PreparedRun, folder: RunFolder, rule: ThresholdRule) -> dict[str, Any]:
+def _decide(prepared: PreparedRun, folder: RunFolder, rule: ThresholdRule) -> Decision:
     """Write what each threshold does on the held-out records, and which one predictions use."""
     if prepared.held_out is None:
-        return dict(UNDECIDED)
+        return UNDECIDED
     fairness = getattr(prepared.plan.own, "fairness", None)
     frontier = measure_thresholds(prepared.held_out, prepared.model, load_theta(folder, prepared.model), fairness)
     decision = decide(frontier, rule)
@@ -301,7 +306,7 @@ def train_over_transport(
     """Train a signed plan with the guards behind a transport; `engine` is its name, for run.json and the report."""
     folder = Path(out)
     with _measuring(signed, tuple(test_files), folder) as measure:
-        summary = train_over(
+        record = train_over(
             transport,
             signed,
             folder,
@@ -311,7 +316,7 @@ def train_over_transport(
             progress=progress,
             steps_per_message=steps_per_message,
         )
-    return TrainingResult(folder, summary)
+    return TrainingResult(folder, record)
 
 
 def train_over_engine(
@@ -353,7 +358,7 @@ def _measuring(signed: PublicRun, files: tuple[Path, ...], folder: Path) -> Iter
     held_out = HeldOutRecords(silos, plan.model.dtype, plan.training.positive)
     log: list[MetricsLog] = []
 
-    def measure(model: Model, theta: Tensor, step: int, round_number: int | None) -> dict[str, Any]:
+    def measure(model: Model, theta: Tensor, step: int, round_number: int | None) -> Measured:
         if not log:
             log.append(MetricsLog(RunFolder(folder).metrics))
         return log[0].append(held_out.measure(model, theta, step, round_number))

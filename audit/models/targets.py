@@ -75,7 +75,7 @@ def quality_of(target: Target, records: AuditedRecords) -> ModelQuality:
     counted = count_confusion(labels, signals.argmax(axis=1), np.zeros_like(labels), names, EVERYONE)
     overall = Measurement(counted, len(names) - 1).as_json()
     area = area_under_curve(signals, labels)
-    return ModelQuality.of(overall | {"auc": area, "demographic_parity": None})
+    return ModelQuality.of({**overall, "auc": area, "demographic_parity": None})
 
 
 def numeric_inputs(records: AuditedRecords, source: str) -> Floats:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from markupsafe import Markup
@@ -14,6 +13,7 @@ from audit.bounds import EpsilonDeltaCurve
 from audit.report.charts import Axis, Bars, Numbers, Scale, Series, Whisker, bar_chart, interval_chart, line_chart
 from audit.report.results import AttributeInference, AuditReport, MembershipResult
 from calibrate.manifest.mechanism import AsPrintedGuarantee, Guarantee, PrivateGuarantee
+from privfair.fairness.measurement import Measured
 
 _GAPS = (
     ("demographic_parity", "demographic parity"),
@@ -29,7 +29,7 @@ _ROOM = -0.05
 _NOT_PRIVATE = "Measured on the test records with their true attribute; these numbers are not private."
 
 
-Metrics = tuple[dict[str, Any], ...]
+Metrics = tuple[Measured, ...]
 """The lines of a run's metrics file."""
 
 

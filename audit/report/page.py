@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from pydantic import ValidationError
@@ -37,6 +37,8 @@ from calibrate.meaning import Meaning, Protection, percent
 from calibrate.privacy_unit import EpsilonDelta
 from privfair.durable import read_named
 from privfair.fairness.measurement import emptiness
+from privfair.run.folder import RunFolder
+from privfair.run.record import PartiesReceipts, Receipts
 
 _MEANING = {
     Conclusion.CONSISTENT: "The audit found nothing against the promise, and would have noticed a breach.",
@@ -59,7 +61,7 @@ class ReportContent:
     """Certified epsilon after so many rounds."""
     engine: str = ""
     """What carried the messages of a run over guards; empty for a run in one process."""
-    receipts: tuple[dict[str, Any], ...] = ()
+    receipts: Mapping[str, Receipts] = field(default_factory=dict)
     """What each party's guard says its ledger holds about the run."""
 
 
@@ -219,27 +221,12 @@ def report_content(run: Path | None, audit: AuditReport | None, trust: TrustFile
     return ReportContent(manifest, audit, metrics, budget, *_parties(run / "receipts.json"))
 
 
-def _parties(path: Path) -> tuple[str, tuple[dict[str, Any], ...]]:
+def _parties(path: Path) -> tuple[str, Mapping[str, Receipts]]:
     """The engine of a run over guards and its parties' receipts; nothing for a run in one process."""
-    try:
-        found = json.loads(path.read_text("utf-8")) if path.exists() else {}
-        if not isinstance(found, dict) or "parties" not in found:
-            return "", ()
-        rows = tuple(
-            {
-                "party": name,
-                "ledger": str(one["ledger"]),
-                "charged": int(one["rounds"]["charged"]),
-                "releases": int(one["releases"]),
-                "transcript": str(one["transcript"]),
-                "signed": one["signed"] is not None,
-            }
-            for name, one in found["parties"].items()
-        )
-        return str(found["engine"]), rows
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        rule = "is not the receipts of a run"
-        raise InvalidInput("RUN", str(path), rule, "put the run's own file back, or remove it") from None
+    if not path.exists() or "parties" not in RunFolder.read_json(path):
+        return "", {}
+    found = PartiesReceipts.read(path)
+    return found.engine, found.parties
 
 
 def _metrics(path: Path) -> Metrics:

@@ -154,7 +154,7 @@ def _receipt(part: SitePart, key: PublicKey | None) -> Iterator[Check]:
     if not path.exists():
         yield _unknown(name, "the site handed none over")
         return
-    statement = part.folder.read_json(path)
+    statement = dict(part.folder.read_json(path))
     signed = statement.pop("signed", None)
     right = statement.get("transcript") == part.transcript.digest and statement.get("party") == part.name
     yield _check(name, right, "it names this transcript" if right else "it names another transcript or party")

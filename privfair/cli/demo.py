@@ -20,6 +20,7 @@ from privfair.cli.output import checks_text, number_text, print_json, table_line
 from privfair.cli.run import Pipeline, leave_if_refuted
 from privfair.data.training_data import load_training_data
 from privfair.plan.data import read_data_plan
+from privfair.run.record import RunRecord
 from privfair.training import TrainingResult
 
 # The plans `privfair demo` runs: real data, sized so that training and the audit take about a minute.
@@ -342,7 +343,7 @@ class Demo:
         pipeline.tell(f"guarded     {len(SITES)} sites, each a process with its own records, ledger and noise")
         gathered = (f"{name}={path('sites') / name / 'guard'}" for name in SITES)
         pipeline.show("federation", "gather", path("run"), *gathered)
-        return TrainingResult(path("run"), summary).to_json()
+        return {**TrainingResult(path("run"), RunRecord.model_validate(summary)).to_json()}
 
     def _guard_again(self) -> tuple[object, ...]:
         """A guard that would claim the budget a second time, in the ledger that knows it."""

@@ -30,6 +30,7 @@ from privfair.cli.options import (
 )
 from privfair.cli.output import number_text, print_json, print_wrapped, progress_bar, table_lines
 from privfair.durable import read_named, write_named
+from privfair.fairness.measurement import Measured
 from privfair.run.folder_trust import FolderTrust
 from privfair.run.metrics import ThresholdRule
 from privfair.run.prediction import predict
@@ -188,7 +189,7 @@ def train_command(
     except KeyboardInterrupt:
         click.echo(f"privfair: interrupted; the run in {out} goes on with the same command and --resume", err=True)
         sys.exit(130)
-    answer = result.to_json()
+    answer = {**result.to_json()}
     answer["epsilon_spent"] = None if promise.nothing else prices.after(answer["rounds_charged"])
     if asked().as_json:
         print_json(answer)
@@ -227,7 +228,7 @@ def _display(prices: EpsilonSoFar, promise: str) -> Iterator[Callable[[Progress]
         yield show
 
 
-def _metrics_text(overall: dict[str, Any]) -> str:
+def _metrics_text(overall: Measured) -> str:
     if overall["accuracy"] is None:
         return "none was measured"
     parity = overall["demographic_parity"]
@@ -235,7 +236,7 @@ def _metrics_text(overall: dict[str, Any]) -> str:
     return f"accuracy {overall['accuracy']:.3f}{gap}"
 
 
-def quality_lines(measured: dict[str, Any], warning: str | None, label: str = "this model") -> list[str]:
+def quality_lines(measured: Measured, warning: str | None, label: str = "this model") -> list[str]:
     """The small table that stands beside every accuracy: what always answering the majority reaches, and a warning."""
     majority = measured["majority"]
     classes = max((len(group["selection_rates"]) for group in measured["groups"].values()), default=2)
@@ -259,7 +260,7 @@ def quality_lines(measured: dict[str, Any], warning: str | None, label: str = "t
     return [f"  {line}" for line in table_lines(rows)] + ([] if warning is None else ["", f"WARNING  {warning}"])
 
 
-def group_lines(measured: dict[str, Any]) -> list[str]:
+def group_lines(measured: Measured) -> list[str]:
     """Rates by group, one line per group."""
     rows = [("group", "records", "accuracy", "positive rate", "true positive", "false positive")]
     rows += [
@@ -276,7 +277,7 @@ def group_lines(measured: dict[str, Any]) -> list[str]:
     return [f"  {line}" for line in table_lines(rows)]
 
 
-def _show(result: TrainingResult, document: dict[str, Any]) -> None:
+def _show(result: TrainingResult, document: Measured) -> None:
     spent, decision = document["epsilon_spent"], document["decision"]
     protected, not_protected = result.protection.lines()
     print_wrapped(protected)

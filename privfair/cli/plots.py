@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.axis import Axis
 
+    from privfair.run.metrics import Frontier
+
 _SUFFIXES = (".png", ".svg", ".pdf")
 _POINTS = 9
 
@@ -82,7 +84,7 @@ def _noise_against_epsilon(budget: CertifiedBudget, axes: Axes) -> None:
     axes.legend()
 
 
-def plot_frontier(runs: dict[str, dict[str, Any]], path: Path) -> None:
+def plot_frontier(runs: dict[str, Frontier], path: Path) -> None:
     """Accuracy and balanced accuracy against the gap, one curve per run, one point per threshold; not private."""
     plt = _pyplot(path)
     figure, axes = plt.subplots(1, 2, figsize=(10, 4.4), layout="constrained", sharex=True)

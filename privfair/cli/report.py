@@ -16,9 +16,9 @@ from privfair.cli.options import FILE, FOLDER, asked, audit_option, options, thr
 from privfair.cli.output import number_text, print_json, print_wrapped, table_lines
 from privfair.cli.plots import plot_frontier
 from privfair.durable import write_named
-from privfair.fairness.measurement import emptiness
+from privfair.fairness.measurement import Measured, emptiness
 from privfair.run.folder import RunFolder
-from privfair.run.metrics import AS_IT_IS, ThresholdRule, decide, read_frontier, read_threshold
+from privfair.run.metrics import AS_IT_IS, Decision, Frontier, ThresholdRule, decide, read_frontier, read_threshold
 
 
 @click.command("report", short_help="one page about a run, for a privacy officer")
@@ -184,7 +184,7 @@ def frontier_command(
     rule = ThresholdRule(threshold, target_gap, target_rate)
     folders = [RunFolder.existing(run) for run in runs]
     found = [read_frontier(folder) for folder in folders]
-    decisions: list[dict[str, Any]] = []
+    decisions: list[Decision] = []
     for folder, frontier in zip(folders, found, strict=True):
         if rule != AS_IT_IS:
             decisions.append(decide(frontier, rule))
@@ -204,7 +204,7 @@ def frontier_command(
         print_wrapped(f"figure written to {plot}")
 
 
-def _show(run: Path, frontier: dict[str, Any], used: tuple[float, str]) -> None:
+def _show(run: Path, frontier: Frontier, used: tuple[float, str]) -> None:
     """Ten thresholds, and the one in use with its warning."""
     points = frontier["points"]
     if not points:
@@ -226,5 +226,5 @@ def _show(run: Path, frontier: dict[str, Any], used: tuple[float, str]) -> None:
     print_wrapped(f"used: {used[0]:g} ({used[1]})", *(() if warning is None else (f"WARNING  {warning}",)))
 
 
-def _nearest(points: list[dict[str, Any]], threshold: float) -> dict[str, Any]:
+def _nearest(points: list[Measured], threshold: float) -> Measured:
     return min(points, key=lambda point: abs(float(point["threshold"]) - threshold))

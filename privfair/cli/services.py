@@ -42,6 +42,7 @@ from privfair.integrations.desk.app import DeskPapers, serve
 from privfair.integrations.desk.books import open_books
 from privfair.run.folder import RunFolder
 from privfair.run.prepare import prepare_site
+from privfair.run.record import RunRecord
 from privfair.training import TrustInForce
 
 _THERE = click.Path(path_type=Path, file_okay=False, exists=True)
@@ -264,14 +265,14 @@ def gather(run: Path, sites: tuple[str, ...], as_json: bool) -> None:
 def _show(out: Path, as_json: bool) -> None:
 
     folder = RunFolder(out)
-    document = folder.read_json(folder.summary)
+    record = RunRecord.read(folder.summary)
     if as_json:
-        print_json(document)
+        print_json(record.as_json())
         return
-    rounds = document["rounds"]
+    rounds = record.rounds
     print_rich(
-        f"{document['engine']}: {rounds['steps']} steps, {rounds['charged']} of {rounds['signed']} signed rounds "
-        f"charged by {len(document['ledgers'])} parties",
+        f"{record.engine}: {rounds.steps} steps, {rounds.charged} of {rounds.signed} signed rounds "
+        f"charged by {len(record.ledgers)} parties",
         f"run folder: {out}; receipts of the parties: {folder.receipts}",
     )
 

@@ -24,6 +24,9 @@ from calibrate.errors import InvalidInput, positive
 if TYPE_CHECKING:
     from privfair.data.dataset import Silos
 
+Measured = Mapping[str, Any]
+"""What a measurement or a line of metrics.jsonl says, ready for JSON; the keys are those of `Measurement.as_json`."""
+
 # Counts from which every rate follows: group x true class x predicted class.
 
 
@@ -244,7 +247,7 @@ def _ratio(part: Integers, whole: Integers) -> AnyFloats:
 _NEARLY_ALL, _CONSTANT = 0.995, 0.005
 
 
-def emptiness(overall: Mapping[str, Any]) -> str | None:
+def emptiness(overall: Measured) -> str | None:
     """Why a model that was measured is worth nothing, in one sentence; None for a model that tells records apart.
 
     `overall` is what `Measurement.as_json` gave. A model that answers all records alike has no gap between any groups,
@@ -325,7 +328,7 @@ class Measurement:
         overall = replace(self, comparison=Comparison.OVERALL)
         return {name: _number(gap.value) for name, gap in overall.gaps.items()}
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> Measured:
         """For metrics.jsonl; an undefined number is null and its reason stands beside it."""
         gaps = self.gaps
         names = self.confusion.group_names
@@ -335,7 +338,7 @@ class Measurement:
         alarms = self.confusion.false_positive_rates[:, self.positive].tolist()
         precise = self.confusion.precisions[:, self.positive].tolist()
         (majority, share), (favourite, answered) = self.majority, self.favourite
-        rows: dict[str, Any] = {
+        rows: dict[str, object] = {
             "records": self.confusion.records,
             "accuracy": _number(self.accuracy),
             "balanced_accuracy": _number(self.balanced_accuracy),
@@ -369,11 +372,11 @@ class SiloMeasurements:
     overall: Measurement
     silos: tuple[tuple[str, Measurement], ...]
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> Measured:
         overall = {**self.overall.as_json(), "against_overall": self.overall.against_overall()}
         return {"overall": overall, "silos": {name: m.as_json() for name, m in self.silos}}
 
-    def spread(self, losses: Mapping[str, float]) -> dict[str, Any] | None:
+    def spread(self, losses: Mapping[str, float]) -> Measured | None:
         """How evenly one model serves the clients: Psi of their losses (FedFDP), the worst one, the accuracies' spread.
 
         None with fewer than two clients that have records.

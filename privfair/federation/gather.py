@@ -16,7 +16,7 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +26,7 @@ from privfair.batches.randomness import Indexes
 from privfair.batches.record import BatchHeader, BatchRecord, BatchWriter
 from privfair.federation.step_log import StepLog
 from privfair.run.folder import RunFolder
+from privfair.run.record import RunRecord
 from privfair.run.replay import FIRST_SESSION, Session, append_session
 from privfair.transcript import NotedState, PartOfRun, Transcript, merged_identity
 
@@ -82,18 +83,26 @@ def parties_of(run: Path) -> tuple[SitePart, ...]:
     return tuple(SitePart.read(name, place / name) for name in names)
 
 
-def gather_run(run: Path, sites: Mapping[str, Path]) -> dict[str, Any]:
+class Gathered(TypedDict):
+    """Whose files were merged, and the digest of the transcript of all."""
+
+    run: str
+    parties: dict[str, dict[str, str | int]]
+    transcript: str
+
+
+def gather_run(run: Path, sites: Mapping[str, Path]) -> Gathered:
     """Put the sites' folders (by party) into the coordinator's run folder, and merge them; what was gathered.
 
     `run` is the --out of `privfair train --guards`. A run that was gathered before is gathered anew.
     """
     folder = RunFolder.existing(run)
-    summary = folder.read_json(folder.summary) if folder.summary.exists() else {}
-    transcripts, steps = summary.get("transcripts"), summary.get("rounds", {}).get("steps")
-    if not isinstance(transcripts, dict) or not transcripts or type(steps) is not int:
+    record = RunRecord.read(folder.summary) if folder.summary.exists() else None
+    if record is None or not record.transcripts:
         raise InvalidInput(
             "RUN", str(run), "is not a finished run over guards", "name the --out of `privfair train --guards`"
         )
+    transcripts = record.transcripts
     if set(sites) != set(transcripts):
         rule = f"must be one for each of {', '.join(transcripts)}"
         raise InvalidInput("folders", sorted(sites), rule, "give NAME=FOLDER for each party")
@@ -105,7 +114,7 @@ def gather_run(run: Path, sites: Mapping[str, Path]) -> dict[str, Any]:
                 "folder of its guard"
             )
     _take(folder, parts)
-    _merge(folder, parts, steps)
+    _merge(folder, parts, record.rounds.steps)
     return {
         "run": str(run),
         "parties": {

@@ -80,7 +80,6 @@ from privfair.ledger import Ledger
 from privfair.run.folder import RunFolder
 from privfair.run.open_run import OpenRun, Trust
 from privfair.run.prepare import PreparedRun
-from privfair.run.record import receipts
 from privfair.transcript import Transcript
 
 RECEIPT_TYPE = "application/vnd.privfair.receipt+json"
@@ -324,15 +323,11 @@ class Guard:
             self._local = None
             self._past, self._past_before = None, 0
             self._log.info("finished; the claim is closed")
-        document = {"party": self.party, **receipts(self._ledger, self._run.manifest.digest)}
+        told = self._spending.receipts(party=self.party)
+        document = told.as_json()
         envelope = None if self._key is None else sign(RECEIPT_TYPE, canonical(document), self._key).decode()
         receipt = Receipt(
-            self.party,
-            self._run.manifest.digest,
-            self._ledger.identity,
-            document["transcript"] or "",
-            document,
-            envelope,
+            self.party, self._run.manifest.digest, self._ledger.identity, told.transcript or "", document, envelope
         )
         self._folder.write_json(self._folder.receipts, {**document, "signed": envelope})
         return receipt

@@ -21,6 +21,7 @@ from typing import Any, Protocol, final
 from calibrate.errors import InvalidInput
 from privfair.run.folder import RunFolder
 from privfair.run.public import Progress
+from privfair.run.record import RunRecord
 
 NOT_PRIVATE = "not_private"
 """The first part of the name of every number that is measured on true records."""
@@ -78,18 +79,18 @@ def log_run(run: str | Path, sink: Sink | None = None, *, metrics: bool = True) 
     """
     folder = RunFolder.existing(Path(run))
     place = MlflowSink() if sink is None else sink
-    summary = folder.read_json(folder.summary)
-    promise, rounds = summary["promise"], summary["rounds"]
+    record = RunRecord.read(folder.summary)
+    promise = record.promise.as_json()
     settings = {name: promise[name] for name in ("epsilon", "delta", "unit", "adjacency", "claimed_epsilon")}
-    settings |= {"algorithm": summary["algorithm"], "noise_source": summary["noise_source"]}
-    settings |= {f"rounds_{name}": number for name, number in rounds.items()}
+    settings |= {"algorithm": record.algorithm, "noise_source": record.noise_source}
+    settings |= {f"rounds_{name}": number for name, number in record.rounds.as_json().items()}
     place.params({f"privfair.{name}": "none" if value is None else str(value) for name, value in settings.items()})
     words = {
-        "promise": promise["text"],
-        "not_protected": "; ".join(promise["not_protected"]),
-        "manifest_digest": summary["manifest"]["digest"],
-        "ledger": str(summary["ledger"]),
-        "status": summary["status"],
+        "promise": record.promise.text,
+        "not_protected": "; ".join(record.promise.not_protected),
+        "manifest_digest": record.manifest.digest,
+        "ledger": record.ledger or ", ".join(record.ledgers.values()),
+        "status": record.status.value,
     }
     if folder.model.exists():
         words["model_sha256"] = hashlib.sha256(folder.model.read_bytes()).hexdigest()

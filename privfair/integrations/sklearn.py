@@ -284,7 +284,7 @@ class PrivateFairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         score = self._model.score if isinstance(self._model, FairRule) else self._model
         named = score.named_parameters(theta[: score.size])
         self.coef_, self.intercept_ = (value.detach().numpy().copy() for value in named.values())
-        self.n_iter_ = int(trained.result.summary["rounds"]["steps"])
+        self.n_iter_ = trained.result.record.rounds.steps
 
     def _warn_if_empty(self) -> None:
         """No record was held out, and none of X may tell, so the model is asked about points within the bounds."""

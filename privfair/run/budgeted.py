@@ -43,8 +43,8 @@ from privfair.ledger import Ledger
 from privfair.plan.training import block_for
 from privfair.run.folder import RunFolder
 from privfair.run.open_run import OpenRun
-from privfair.run.public import RunPromise, Status, promise_of
-from privfair.run.record import RunRecord
+from privfair.run.public import RunPromise, promise_of
+from privfair.run.record import RunRecord, Status, batches_on_file
 from privfair.run.signed_budget import BudgetSource, envelope_of
 from privfair.training import TrustInForce
 from privfair.transcript import Transcript, ValueSpec
@@ -329,12 +329,12 @@ class _Loop:
 
     def interrupt(self) -> None:
         self.steps.flush()
-        self.record.write(Status.INTERRUPTED, self.step)
+        self.spending.note(self.record, Status.INTERRUPTED, self.step)
 
     def finish(self) -> str:
         self.current = None
         self.spending.finish()
-        self.record.write(Status.FINISHED, self.step)
+        self.spending.note(self.record, Status.FINISHED, self.step)
         return self.steps.finish()
 
 
@@ -348,14 +348,15 @@ def _open(run: BudgetedRun, stack: ExitStack) -> _Loop:
     folder = RunFolder(path) if going_on else RunFolder.create(path, resume=run._resume)
     stack.enter_context(folder.locked())
     manifest, party = run._manifest, run.party
-    record = RunRecord(manifest, run._sampling, run.document.rounds, folder, ledger)
+    sampling, rounds = run._sampling, run.document.rounds
+    record = RunRecord.begun(manifest.authentic, rounds, sampling, batches_on_file(sampling), ledger=ledger.identity)
     spending = stack.enter_context(OpenRun(manifest, ledger, folder, trust=run._trust))
     if going_on:
-        record.require_same_run()
+        record.require_same_run(folder)
         spending.resume()
     else:
         plan = {} if run._plan is None else {folder.plan.name: run._plan}
-        spending.begin({**plan, folder.manifest.name: run._envelope, **record.begun()})
+        spending.begin({**plan, folder.manifest.name: run._envelope, **record.file()})
     values = tuple(ValueSpec(name, shape) for name, shape in run._shapes.items())
     gate = spending.open_gate(values, (party,), run._seed, run._block, strict=True)
     source = {party: word_source(run.document, run._seed, party, spending.claim.session)}

@@ -14,14 +14,16 @@ from torch import Tensor
 
 from calibrate.errors import Refused, count
 from privfair.durable import replace_file
+from privfair.fairness.measurement import Measured
 from privfair.federation.coordinator import Position, Receipt, run_steps
 from privfair.federation.remote import RemoteParties, agreed_facts
 from privfair.federation.wire import Transport
 from privfair.models.model import Model
 from privfair.run.folder import RunFolder, load_checkpoint, save_checkpoint, save_model
-from privfair.run.public import Progress, PublicRun, Status, describe_run, promise_of
+from privfair.run.public import Progress, PublicRun, promise_of
+from privfair.run.record import RunRecord, Status
 
-Measure = Callable[[Model, Tensor, int, int | None], dict[str, Any]]
+Measure = Callable[[Model, Tensor, int, int | None], Measured]
 """The metrics of a model with these parameters after a step, on public records; written where they belong."""
 
 
@@ -50,16 +52,20 @@ class FederatedRun:
             signed.manifest.digest, parties, transport, count("--steps-per-message", steps_per_message), self._updates
         )
         greetings = self._parties.hello()
-        self._ledgers = {name: greeting.ledger for name, greeting in greetings.items()}
         self._facts = agreed_facts(greetings, signed.document)
         self._model, self._algorithm = signed.build(self._facts)
         shapes = {name: tuple(shape) for name, shape in self._algorithm.shapes().items()}
         self._parties.expect(shapes, self._facts.sensitive)
         self._block = signed.plan.block(signed.document.rounds)
-        self._metrics: dict[str, Any] | None = None
+        self._metrics: Measured | None = None
+        schemes = [declaration.scheme for declaration in signed.document.sampling]
+        ledgers = {name: greeting.ledger for name, greeting in greetings.items()}
+        where = {"engine": engine, "ledgers": ledgers, "transcripts": {}}
+        scheme = schemes[0] if len(schemes) == 1 else None
+        self._record = RunRecord.begun(signed.manifest, self._updates, scheme, recorded=False, **where)
         self.step = 0
 
-    def train(self) -> dict[str, Any]:
+    def train(self) -> RunRecord:
         """Begin, or go on where this folder's run stopped; the document of run.json."""
         folder = self._folder
         self._require_same_run()
@@ -68,7 +74,7 @@ class FederatedRun:
         folder.write_json(folder.encoding, dict(self._facts.encoding))
         found = load_checkpoint(folder.checkpoint, self._signed.manifest.digest, self._algorithm)
         position: Position[Any] = Position(self._algorithm.start()) if found is None else found
-        self._write(Status.BEGUN, position.step)
+        self._note(Status.BEGUN, position.step)
         reached = self._go_on(position)
         for name, code in self._signed.plan.own_code().items():
             replace_file(folder.path / name, code)
@@ -76,8 +82,11 @@ class FederatedRun:
         save_model(folder, self._model, theta, dict(self._facts.encoding), promise_of(self._signed.document).text)
         self._report(reached, last=True)
         receipts = self._parties.finish()
-        folder.write_json(folder.receipts, {"engine": self._engine, "parties": _listed(receipts)})
-        return self._write(Status.FINISHED, reached.step, receipts)
+        listed = {receipt.party: {**receipt.statement, "signed": receipt.signed} for receipt in receipts}
+        folder.write_json(folder.receipts, {"engine": self._engine, "parties": listed})
+        transcripts = {receipt.party: receipt.transcript for receipt in receipts}
+        charged = max(map(_charged, receipts), default=0)
+        return self._note(Status.FINISHED, reached.step, charged, transcripts=transcripts, digests=folder.digests())
 
     def _go_on(self, position: Position[Any]) -> Position[Any]:
         reached, self.step = position, position.step
@@ -90,7 +99,7 @@ class FederatedRun:
                     self._report(reached, last=False)
         except (KeyboardInterrupt, Refused):
             self._checkpoint(reached)
-            self._write(Status.INTERRUPTED, reached.step)
+            self._note(Status.INTERRUPTED, reached.step)
             raise
         self._checkpoint(reached)
         return reached
@@ -108,34 +117,14 @@ class FederatedRun:
             signed = self._signed.document.rounds
             self._progress(Progress(position.step, self._updates, charged, signed, metrics))
 
-    def _write(self, status: Status, steps: int, receipts: tuple[Receipt, ...] = ()) -> dict[str, Any]:
-        signed, charged = self._signed, [_charged(receipt) for receipt in receipts]
-        schemes = [declaration.scheme for declaration in signed.document.sampling]
-        document = {
-            **describe_run(status, signed.manifest, schemes[0] if len(schemes) == 1 else None, False),
-            "engine": self._engine,
-            "ledgers": self._ledgers,
-            "rounds": {
-                "signed": signed.document.rounds,
-                "charged": max(charged, default=0),
-                "planned_steps": self._updates,
-                "steps": steps,
-                "sessions": 0,
-            },
-            "metrics": self._metrics,
-            "transcript": None,
-            "transcripts": {receipt.party: receipt.transcript for receipt in receipts},
-            "digests": self._folder.digests() if status is Status.FINISHED else {},
-        }
-        self._folder.write_json(self._folder.summary, document)
-        return document
+    def _note(self, status: Status, steps: int, charged: int = 0, **more: object) -> RunRecord:
+        rounds = {"steps": steps, "charged": charged}
+        return self._record.reached(status, rounds, metrics=self._metrics, **more).write(self._folder)
 
     def _require_same_run(self) -> None:
         """Continue a folder that was begun under its own manifest only."""
         if self._folder.summary.exists():
-            before = self._folder.read_json(self._folder.summary).get("manifest")
-            found = before.get("digest") if isinstance(before, dict) else None
-            self._folder.require_begun_with("manifest", found, self._signed.manifest.digest)
+            self._record.require_same_run(self._folder)
 
 
 def train_over(
@@ -148,7 +137,7 @@ def train_over(
     measure: Measure | None = None,
     progress: Callable[[Progress], None] | None = None,
     steps_per_message: int = 1,
-) -> dict[str, Any]:
+) -> RunRecord:
     """Train a signed plan with the parties behind a transport, and leave the coordinator's run folder in `out`.
 
     `steps_per_message` asks a run's only party for several steps at once, for engines that are slow per message; the
@@ -161,10 +150,6 @@ def train_over(
     folder = RunFolder(out) if going_on else RunFolder.create(out, resume=resume)
     with folder.locked():
         return FederatedRun(signed, folder, transport, engine, measure, progress, steps_per_message).train()
-
-
-def _listed(receipts: tuple[Receipt, ...]) -> dict[str, Any]:
-    return {receipt.party: {**receipt.statement, "signed": receipt.signed} for receipt in receipts}
 
 
 def _charged(receipt: Receipt) -> int:

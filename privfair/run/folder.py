@@ -15,6 +15,7 @@ from typing import Any, TypeVar, final
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from calibrate.errors import CheckFailed, InvalidInput, Refused
@@ -133,7 +134,8 @@ class RunFolder:
     def write_json(self, path: Path, document: Mapping[str, Any]) -> None:
         replace_file(path, json_file(document))
 
-    def read_json(self, path: Path) -> dict[str, Any]:
+    @staticmethod
+    def read_json(path: Path) -> Mapping[str, Any]:
         try:
             document = json.loads(path.read_text("utf-8"))
         except (OSError, ValueError, RecursionError) as broken:
@@ -177,7 +179,7 @@ def _is_half_written(path: Path) -> bool:
     return path.name.startswith(".") and path.suffix[1:].isdigit()
 
 
-def save_model(folder: RunFolder, model: Model, theta: Tensor, encoding: dict[str, Any], promise: str) -> None:
+def save_model(folder: RunFolder, model: Model, theta: Tensor, encoding: Mapping[str, Any], promise: str) -> None:
     """Write model.pt, and model.json where the model is linear; each in one atomic step."""
     content = io.BytesIO()
     torch.save(state_dict(model, theta), content)
@@ -258,14 +260,14 @@ _STATE = "state."
 
 def save_checkpoint(path: Path, manifest_digest: str, algorithm: Algorithm[State], position: Position[State]) -> None:
     """Write a position between two steps; the transcript must be durable up to its round before."""
-    arrays: dict[str, Any] = {
+    arrays: dict[str, NDArray[Any]] = {
         "manifest": np.array(manifest_digest),
         "step": np.array(position.step),
         "round": np.array(-1 if position.round is None else position.round),
     }
     arrays |= {f"{_STATE}{name}": values for name, values in algorithm.checkpoint(position.state).items()}
     content = io.BytesIO()
-    np.savez(content, **arrays)
+    np.savez(content, allow_pickle=False, **arrays)
     replace_file(path, content.getvalue())
 
 

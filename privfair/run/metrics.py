@@ -10,21 +10,21 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, final
+from typing import TypedDict, final
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from calibrate.arrays import Integers
+from calibrate.arrays import Floats, Integers
 from calibrate.errors import InvalidInput, Refused, open_unit
 from privfair.data.dataset import Silos
 from privfair.durable import write_all
 from privfair.fairness.measurement import (
+    Measured,
     Measurement,
     SiloMeasurements,
     area_under_curve,
@@ -34,7 +34,7 @@ from privfair.fairness.measurement import (
 )
 from privfair.models.model import Model
 from privfair.run.folder import RunFolder
-from privfair.run.public import NOT_PRIVATE
+from privfair.run.record import NOT_PRIVATE
 
 _CHUNK = 65_536
 _SOFTPLUS_IS_LINEAR = 60.0
@@ -51,7 +51,7 @@ class StepMetrics:
     measured: SiloMeasurements
     auc: float | None = None
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> Measured:
         """One line of metrics.jsonl."""
         found = self.measured.as_json()
         silos = {name: {"loss": _finite(self.silo_losses[name]), **numbers} for name, numbers in found["silos"].items()}
@@ -117,7 +117,7 @@ class MetricsLog:
     def __init__(self, path: Path) -> None:
         content = path.read_bytes() if path.exists() else b""
         whole = content.rfind(b"\n") + 1
-        self.last: dict[str, Any] | None = None
+        self.last: Measured | None = None
         if whole:
             self.last = _last_line(path, content[:whole])
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
@@ -128,7 +128,7 @@ class MetricsLog:
         """The last step on file; -1 for none."""
         return -1 if self.last is None else int(self.last["step"])
 
-    def append(self, metrics: StepMetrics) -> dict[str, Any]:
+    def append(self, metrics: StepMetrics) -> Measured:
         """Add a line, unless the step is there already (a resumed run goes through its last steps again)."""
         document = metrics.as_json()
         if metrics.step > self.last_step:
@@ -143,7 +143,7 @@ class MetricsLog:
             self._descriptor = -1
 
 
-def _last_line(path: Path, content: bytes) -> dict[str, Any]:
+def _last_line(path: Path, content: bytes) -> Measured:
     try:
         found = json.loads(content.splitlines()[-1])
         if isinstance(found, dict) and type(found["step"]) is int:
@@ -205,7 +205,31 @@ class ThresholdRule:
 
 
 AS_IT_IS = ThresholdRule()
-UNDECIDED: Mapping[str, Any] = {
+
+
+class Frontier(TypedDict):
+    """frontier.json; `fairness` is the weight the run was trained with, None where its algorithm has none."""
+
+    version: int
+    private: bool
+    note: str
+    positive_class: str
+    fairness: float | None
+    points: list[Measured]
+
+
+class Decision(TypedDict):
+    """decision.json: the threshold in use, why, and the point of the frontier next to it."""
+
+    version: int
+    threshold: float
+    rule: str
+    positive_class: str | None
+    not_reached: str | None
+    held_out: Measured | None
+
+
+UNDECIDED: Decision = {
     "version": _VERSION,
     "threshold": DEFAULT,
     "rule": AS_IT_IS.text,
@@ -216,11 +240,10 @@ UNDECIDED: Mapping[str, Any] = {
 """The decision of a run without held-out records."""
 
 
-def measure_thresholds(held_out: HeldOutRecords, model: Model, theta: Tensor, fairness: float | None) -> dict[str, Any]:
+def measure_thresholds(held_out: HeldOutRecords, model: Model, theta: Tensor, fairness: float | None) -> Frontier:
     """The document of frontier.json: accuracy, rates and gaps of the held-out records at many thresholds.
 
-    `fairness` is the weight the run was trained with, None where its algorithm has none. With more than two classes
-    there is no threshold, and the list of points is empty.
+    With more than two classes there is no threshold, and the list of points is empty.
     """
     with torch.no_grad():
         score = held_out.probabilities(model, theta)[:, held_out.positive].double().numpy()
@@ -238,7 +261,7 @@ def measure_thresholds(held_out: HeldOutRecords, model: Model, theta: Tensor, fa
     }
 
 
-def measure_at(held_out: HeldOutRecords, score: np.ndarray[Any, Any], threshold: float) -> dict[str, Any]:
+def measure_at(held_out: HeldOutRecords, score: Floats, threshold: float) -> Measured:
     """All numbers of the held-out records if a record is positive from `threshold` on."""
     predicted = np.where(score >= threshold, held_out.positive, 1 - held_out.positive)
     label, group = held_out.label, held_out.group
@@ -248,8 +271,8 @@ def measure_at(held_out: HeldOutRecords, score: np.ndarray[Any, Any], threshold:
     return {"threshold": threshold, "positive_rate": rate, **measured}
 
 
-def decide(frontier: dict[str, Any], rule: ThresholdRule) -> dict[str, Any]:
-    """The document of decision.json: the threshold in use, why, and what it does on the held-out records.
+def decide(frontier: Frontier, rule: ThresholdRule) -> Decision:
+    """The threshold in use, why, and what it does on the held-out records.
 
     Among the thresholds that keep a target gap the one with the largest balanced accuracy is taken, and none that
     answers all records alike; where no threshold is left, one half stays, and `not_reached` says so.
@@ -284,19 +307,26 @@ def decide(frontier: dict[str, Any], rule: ThresholdRule) -> dict[str, Any]:
     }
 
 
-def read_frontier(folder: RunFolder) -> dict[str, Any]:
+def read_frontier(folder: RunFolder) -> Frontier:
     """What `measure_thresholds` left in a run; refused where it is something else."""
     found = folder.read_json(folder.frontier)
     try:
+        points = list(found["points"])
         # every number that is shown or compared must be there, and be a number
-        for point in found["points"]:
+        for point in points:
             for name in ("threshold", "positive_rate", "accuracy", "balanced_accuracy"):
                 float(point[name])
             emptiness(point)
-        str(found["positive_class"])
+        return {
+            "version": _VERSION,
+            "private": False,
+            "note": NOT_PRIVATE,
+            "positive_class": str(found["positive_class"]),
+            "fairness": None if found["fairness"] is None else float(found["fairness"]),
+            "points": points,
+        }
     except (KeyError, TypeError, ValueError):
         raise Refused(f"{folder.frontier} is not what a run writes; put an untouched copy back") from None
-    return found
 
 
 def read_threshold(folder: RunFolder) -> tuple[float, str]:

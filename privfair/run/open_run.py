@@ -53,6 +53,7 @@ from privfair.ledger import (
 )
 from privfair.run.folder import RunFolder, save_checkpoint
 from privfair.run.prepare import claim_terms
+from privfair.run.record import ChainHead, ChargedRounds, ClaimEntry, Receipts, RunRecord, Status
 from privfair.run.replay import Session, append_session
 from privfair.transcript import Ending, Transcript, ValueSpec
 
@@ -278,6 +279,36 @@ class OpenRun:
         else:
             self._gate.finish()
         self._claim = None
+
+    def note(self, begun: RunRecord, status: Status, steps: int = 0, **more: object) -> RunRecord:
+        """Write run.json as of now, and at the end of a run receipts.json; `more` are fields that changed."""
+        found = self.ledger.manifest_status(self.budget.digest)
+        finished = status is Status.FINISHED
+        if finished:
+            self.folder.write_json(self.folder.receipts, self.receipts().as_json())
+        more |= {"transcript": found.transcript_digest, "digests": self.folder.digests() if finished else {}}
+        rounds = {"steps": steps, "charged": found.charged, "sessions": found.session}
+        return begun.reached(status, rounds, **more).write(self.folder)
+
+    def receipts(self, **party: str) -> Receipts:
+        """What the ledger holds about this run, and where its chain ended when it was asked."""
+        found, anchor = self.ledger.manifest_status(self.budget.digest), self.ledger.anchor()
+        return Receipts(
+            **party,
+            ledger=anchor.ledger,
+            head=ChainHead(seq=anchor.head.seq, hash=anchor.head.hash),
+            manifest=found.manifest_digest,
+            claim=ClaimEntry(entry=found.claim_hash, at=found.claimed_at, by=found.claimant),
+            state=found.state.value,
+            rounds=ChargedRounds(signed=found.rounds, charged=found.charged, released=found.released_rounds),
+            releases=found.releases,
+            sessions=found.session,
+            epsilon=found.epsilon,
+            delta=found.delta,
+            unit=found.unit,
+            data=found.data_digest,
+            transcript=found.transcript_digest,
+        )
 
     def close(self) -> None:
         """Let go of all files without ending the run, so that it can be resumed."""

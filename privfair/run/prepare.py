@@ -28,7 +28,7 @@ from privfair.data.training_data import TrainingData, load_site_data, load_train
 from privfair.durable import replace_file
 from privfair.federation.coordinator import PublicFacts
 from privfair.federation.local_party import PartySetup, require_declared
-from privfair.ledger import Ledger, ManifestTerms
+from privfair.ledger import ManifestTerms
 from privfair.ledger.terms import undeclared_dataset
 from privfair.models.model import Model
 from privfair.plan.data import AttributesAtSites
@@ -38,7 +38,7 @@ from privfair.plan.training import TrainingPlan, training_plan
 from privfair.run.folder import RunFolder, json_file, save_model
 from privfair.run.metrics import HeldOutRecords
 from privfair.run.public import PublicRun, RunPromise, promise_of, read_signed_plan
-from privfair.run.record import RunRecord
+from privfair.run.record import RunRecord, batches_on_file
 
 
 def facts_covered(document: BudgetDocument) -> PrivacyUnit | NothingToCover:
@@ -99,7 +99,7 @@ class Run:
         return declared_sampling(self.document)
 
     @property
-    def parts(self) -> dict[str, Any]:
+    def parts(self) -> Mapping[str, Any]:
         """Its fields by name, for a run that is more than this."""
         return {one.name: getattr(self, one.name) for one in fields(Run)}
 
@@ -135,9 +135,10 @@ class PreparedRun(Run):
         assert isinstance(attributes, AttributesAtSites)
         return self.data.parties[0].data.identifiers(attributes.record)
 
-    def record(self, folder: RunFolder, ledger: Ledger) -> RunRecord:
-        """What run.json tells of it in this folder."""
-        return RunRecord(self.manifest, self.sampling, self.updates, folder, ledger)
+    def record(self, ledger: str, **more: object) -> RunRecord:
+        """run.json before anything is claimed; `more` are the fields that not every run has."""
+        recorded, authentic = batches_on_file(self.sampling), self.manifest.authentic
+        return RunRecord.begun(authentic, self.updates, self.sampling, recorded, ledger=ledger, **more)
 
     def files(self) -> dict[str, bytes]:
         """What a run folder keeps of it from the beginning, by file name."""

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import platform
 from dataclasses import dataclass
-from enum import Enum
-from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, assert_never
+
+from pydantic import BaseModel, ConfigDict, JsonValue, model_serializer, model_validator
 
 from calibrate.errors import InvalidInput, UnsupportedCombination
 from calibrate.manifest.document import BudgetDocument, DataBinding
@@ -18,11 +16,11 @@ from calibrate.manifest.strict_json import Step
 from calibrate.manifest.trust import TrustFile
 from calibrate.manifest.verify import AuthenticManifest, authenticate
 from calibrate.plans.steffle import StefflePlan
-from calibrate.privacy_unit import PrivacyUnit
-from calibrate.releases import encode_sampling
-from calibrate.sampling import Sampling, SamplingName
+from calibrate.privacy_unit import PrivacyUnit, Protected, Relation
+from calibrate.sampling import SamplingName
 from privfair.algorithms.algorithm import Algorithm
 from privfair.algorithms.recipe import Blueprint
+from privfair.fairness.measurement import Measured
 from privfair.federation.coordinator import PublicFacts
 from privfair.models.model import Model
 from privfair.plan.data import AttributesAtSites
@@ -30,14 +28,14 @@ from privfair.plan.model import build_model
 from privfair.plan.plan import Plan
 from privfair.plan.privacy import Parameters, require_signed
 from privfair.plan.training import TrainingPlan, training_plan
-from privfair.run.folder import RUN_VERSION
 
 # What a run promises, in the few words that stand in every output, and as the terms the ledger claims.
 
 
-@dataclass(frozen=True)
-class RunPromise:
+class RunPromise(BaseModel):
     """`epsilon` is None where nothing finite is promised; `claimed_epsilon` is what a paper claims of its own noise."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: str
     text: str
@@ -53,18 +51,35 @@ class RunPromise:
         """Whether nobody is protected."""
         return self.epsilon is None
 
-    def as_json(self) -> dict[str, Any]:
+    @property
+    def json_delta(self) -> float | None:
+        """The delta of files and outputs: None where nothing is promised."""
+        return None if self.nothing else self.delta
+
+    @model_serializer
+    def as_json(self) -> dict[str, JsonValue]:
         return {
             "kind": self.kind,
             "text": self.text,
             "unit": self.unit.protected.value,
             "adjacency": self.unit.relation.value,
             "epsilon": self.epsilon,
-            "delta": None if self.nothing else self.delta,
+            "delta": self.json_delta,
             "claimed_epsilon": self.claimed_epsilon,
             "not_protected": list(self.not_protected),
             "research_noise": self.research_noise,
         }
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_json(cls, found: object) -> object:
+        """The unit of `as_json` is two keys, and its delta may be null."""
+        if not isinstance(found, dict) or "adjacency" not in found:
+            return found
+        given = dict(found)
+        unit = PrivacyUnit(Protected(given.get("unit")), Relation(given.pop("adjacency")))
+        not_protected = tuple(given.get("not_protected") or ())
+        return {**given, "unit": unit, "delta": given.get("delta") or 0.0, "not_protected": not_protected}
 
 
 def promise_of(document: BudgetDocument) -> RunPromise:
@@ -193,21 +208,6 @@ def refuse_search(plan: TrainingPlan) -> None:
         )
 
 
-# What ran, as run.json tells it.
-
-_PACKAGES = ("privfair", "torch", "numpy", "scipy", "cryptography", "securesystemslib", "SQLAlchemy")
-NOT_PRIVATE = (
-    "Metrics are exact functions of the test records' true classes and attributes, and are not private: read them "
-    "where these records may be known."
-)
-
-
-class Status(Enum):
-    BEGUN = "begun"
-    INTERRUPTED = "interrupted"
-    FINISHED = "finished"
-
-
 @dataclass(frozen=True)
 class Progress:
     """What a progress display may show after a step."""
@@ -216,45 +216,4 @@ class Progress:
     updates: int
     charged: int
     signed: int
-    metrics: dict[str, Any] | None
-
-
-def describe_run(
-    status: Status, manifest: AuthenticManifest, sampling: Sampling | None, recorded: bool
-) -> dict[str, Any]:
-    """What run.json says of a run wherever it runs: promise, manifest, plan, data, batches, versions.
-
-    `recorded` says whether batches count as known and are on file.
-    """
-    document = manifest.document
-    return {
-        "version": RUN_VERSION,
-        "status": status.value,
-        "algorithm": document.algorithm,
-        "promise": promise_of(document).as_json(),
-        "manifest": {
-            "digest": manifest.digest,
-            "envelope": manifest.envelope_digest,
-            "signed_by": [{"role": one.role.value, "key_id": one.key_id} for one in manifest.signatures],
-        },
-        "plan": document.config_digest,
-        "data": {
-            "silos": {silo.name: silo.size for silo in document.data.silos},
-            "schema_digest": document.data.schema_digest,
-        },
-        "noise_source": document.noise_source.value,
-        "batches": {"sampling": None if sampling is None else encode_sampling(sampling), "recorded": recorded},
-        "metrics_note": NOT_PRIVATE,
-        "versions": _versions(),
-    }
-
-
-@cache
-def _versions() -> dict[str, str]:
-    found = {"python": platform.python_version()}
-    for package in _PACKAGES:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            found[package] = "not installed"
-    return found
+    metrics: Measured | None

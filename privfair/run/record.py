@@ -1,91 +1,241 @@
-"""run.json and receipts.json of a run in one process: how far it got, and what its ledger says about it."""
+"""run.json and receipts.json: how far a run got, and what its ledgers say about it. Their only writer and only reader.
+
+A record is made before anything is claimed (`RunRecord.begun`); each later one is a copy with newer numbers. A damaged
+file, or one of another kind, is refused with the place of its first fault.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, final
+import platform
+from collections.abc import Mapping
+from enum import Enum
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Self
 
-from calibrate.manifest.verify import VerifiedManifest
+from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
+
+from calibrate.errors import Refused
+from calibrate.manifest.strict_json import first_fault
+from calibrate.manifest.verify import AuthenticManifest
+from calibrate.releases import encode_sampling
 from calibrate.sampling import Batch, Sampling
-from privfair.ledger import Ledger
-from privfair.run.folder import RunFolder, json_file
-from privfair.run.public import Status, describe_run
+from privfair.fairness.measurement import Measured
+from privfair.run.folder import RUN_VERSION, RunFolder, json_file
+from privfair.run.public import RunPromise, promise_of
+
+_PACKAGES = ("privfair", "torch", "numpy", "scipy", "cryptography", "securesystemslib", "SQLAlchemy")
+NOT_PRIVATE = (
+    "Metrics are exact functions of the test records' true classes and attributes, and are not private: read them "
+    "where these records may be known."
+)
 
 
-@final
-@dataclass(frozen=True, eq=False)
-class RunRecord:
-    """What the folder of a run tells of it: which budget, how batches are drawn, and how many steps are planned."""
+class Status(Enum):
+    BEGUN = "begun"
+    INTERRUPTED = "interrupted"
+    FINISHED = "finished"
 
-    manifest: VerifiedManifest
-    sampling: Sampling | None
+
+class _Part(BaseModel):
+    """Written with the keys that were set, in the order of the fields."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    def as_json(self) -> Mapping[str, JsonValue]:
+        return self.model_dump(mode="json", exclude_unset=True)
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Refused, with the first fault, where the file is not one that a run writes."""
+        try:
+            RunFolder.read_json(path)  # another version is reported as such
+            return cls.model_validate_json(path.read_bytes(), strict=True)
+        except ValidationError as broken:
+            raise Refused(
+                f"{path} is not what a run writes ({first_fault(broken)}); put an untouched copy back"
+            ) from None
+
+
+class Signer(_Part):
+    role: str
+    key_id: str
+
+
+class SpentManifest(_Part):
+    """The signed manifest that a run spends, by digests."""
+
+    digest: str
+    envelope: str
+    signed_by: tuple[Signer, ...]
+
+
+class SignedData(_Part):
+    silos: Mapping[str, int]
+    schema_digest: str
+
+
+class RecordedBatches(_Part):
+    sampling: Mapping[str, object] | None
+    recorded: bool
+    """Whether batches count as known, and are on file."""
+
+
+class Rounds(_Part):
+    signed: int
+    charged: int
     planned_steps: int
-    folder: RunFolder
-    ledger: Ledger
+    steps: int
+    sessions: int
 
-    def document(
-        self, status: Status, steps: int = 0, metrics: dict[str, Any] | None = None, **more: Any
-    ) -> dict[str, Any]:
-        """The document of run.json; `more` are further keys at its end."""
-        charged = None if status is Status.BEGUN else self.ledger.manifest_status(self.manifest.digest)
-        recorded = self.sampling is not None and self.sampling.batch is Batch.REVEALED
-        return {
-            **describe_run(status, self.manifest.authentic, self.sampling, recorded),
-            "ledger": self.ledger.identity,
-            "rounds": {
-                "signed": self.manifest.document.rounds,
-                "charged": 0 if charged is None else charged.charged,
-                "planned_steps": self.planned_steps,
-                "steps": steps,
-                "sessions": 0 if charged is None else charged.session,
-            },
-            "metrics": metrics,
-            "transcript": None if charged is None else charged.transcript_digest,
-            "digests": self.folder.digests() if status is Status.FINISHED else {},
-            **more,
-        }
 
-    def begun(self, **more: Any) -> dict[str, bytes]:
-        """run.json as it is before anything is claimed, by its file name."""
-        return {self.folder.summary.name: json_file(self.document(Status.BEGUN, **more))}
+class RunRecord(_Part):
+    """run.json: what ran, under which promise, and how far it got.
 
-    def write(
-        self, status: Status, steps: int = 0, metrics: dict[str, Any] | None = None, **more: Any
-    ) -> dict[str, Any]:
-        """Write run.json; at the end of a run also what its ledger says of it. The document of run.json."""
-        if status is Status.FINISHED:
-            self.folder.write_json(self.folder.receipts, receipts(self.ledger, self.manifest.digest))
-        document = self.document(status, steps, metrics, **more)
-        self.folder.write_json(self.folder.summary, document)
-        return document
+    A run in one process has a `ledger`; a run over guards has an `engine`, and a ledger and a transcript of each party.
+    """
 
-    def require_same_run(self) -> None:
+    version: int
+    status: Status
+    algorithm: str
+    promise: RunPromise
+    manifest: SpentManifest
+    plan: str
+    data: SignedData
+    noise_source: str
+    batches: RecordedBatches
+    metrics_note: str
+    versions: Mapping[str, str]
+    engine: str = ""
+    ledger: str = ""
+    ledgers: Mapping[str, str] = {}
+    rounds: Rounds
+    metrics: Measured | None
+    """The last line of metrics.jsonl."""
+    transcript: str | None
+    transcripts: Mapping[str, str] = {}
+    digests: Mapping[str, str]
+    remarks: tuple[str, ...] = ()
+    """What training did not reach."""
+
+    @classmethod
+    def begun(
+        cls, manifest: AuthenticManifest, planned_steps: int, sampling: Sampling | None, recorded: bool, **where: object
+    ) -> Self:
+        """The record of a run that has spent nothing; `where` are the fields that not every run has."""
+        document = manifest.document
+        signers = tuple(Signer(role=one.role.value, key_id=one.key_id) for one in manifest.signatures)
+        return cls.model_validate(
+            {
+                "version": RUN_VERSION,
+                "status": Status.BEGUN,
+                "algorithm": document.algorithm,
+                "promise": promise_of(document),
+                "manifest": SpentManifest(digest=manifest.digest, envelope=manifest.envelope_digest, signed_by=signers),
+                "plan": document.config_digest,
+                "data": SignedData(
+                    silos={silo.name: silo.size for silo in document.data.silos},
+                    schema_digest=document.data.schema_digest,
+                ),
+                "noise_source": document.noise_source.value,
+                "batches": RecordedBatches(
+                    sampling=None if sampling is None else encode_sampling(sampling), recorded=recorded
+                ),
+                "metrics_note": NOT_PRIVATE,
+                "versions": _versions(),
+                "rounds": Rounds(signed=document.rounds, charged=0, planned_steps=planned_steps, steps=0, sessions=0),
+                "metrics": None,
+                "transcript": None,
+                "digests": {},
+                **where,
+            }
+        )
+
+    @property
+    def overall(self) -> Measured:
+        """The last metrics of all held-out records together; empty where nothing was measured."""
+        found: Measured = (self.metrics or {}).get("overall", {})
+        return found
+
+    def reached(self, status: Status, rounds: Mapping[str, int], **more: object) -> Self:
+        """The record of the same run some `rounds` later; `more` are the other fields that changed."""
+        counted = self.rounds.model_copy(update=rounds)
+        return self.model_copy(update={"status": status, "rounds": counted, **more})
+
+    def file(self) -> dict[str, bytes]:
+        """The content of run.json, by its name."""
+        return {"run.json": json_file(self.as_json())}
+
+    def write(self, folder: RunFolder) -> Self:
+        folder.write_json(folder.summary, self.as_json())
+        return self
+
+    def require_same_run(self, folder: RunFolder) -> None:
         """Refuse to continue in a folder that was begun with another manifest, plan or ledger."""
-        folder, before = self.folder, self.folder.read_json(self.folder.summary)
-        begun = before.get("manifest")
-        for what, found, given in (
-            ("manifest", begun.get("digest") if isinstance(begun, dict) else None, self.manifest.digest),
-            ("plan", before.get("plan"), self.manifest.document.config_digest),
-            ("ledger", before.get("ledger"), self.ledger.identity),
-        ):
-            folder.require_begun_with(what, found, given)
+        before = RunRecord.read(folder.summary)
+        folder.require_begun_with("manifest", before.manifest.digest, self.manifest.digest)
+        folder.require_begun_with("plan", before.plan, self.plan)
+        folder.require_begun_with("ledger", before.ledger, self.ledger)
 
 
-def receipts(ledger: Ledger, manifest_digest: str) -> dict[str, Any]:
-    """What the ledger holds about this run, and where its chain ended when it was asked."""
-    found, anchor = ledger.manifest_status(manifest_digest), ledger.anchor()
-    return {
-        "ledger": anchor.ledger,
-        "head": {"seq": anchor.head.seq, "hash": anchor.head.hash},
-        "manifest": found.manifest_digest,
-        "claim": {"entry": found.claim_hash, "at": found.claimed_at, "by": found.claimant},
-        "state": found.state.value,
-        "rounds": {"signed": found.rounds, "charged": found.charged, "released": found.released_rounds},
-        "releases": found.releases,
-        "sessions": found.session,
-        "epsilon": found.epsilon,
-        "delta": found.delta,
-        "unit": found.unit,
-        "data": found.data_digest,
-        "transcript": found.transcript_digest,
-    }
+class ChainHead(_Part):
+    seq: int
+    hash: str
+
+
+class ClaimEntry(_Part):
+    entry: str
+    at: str
+    by: str
+
+
+class ChargedRounds(_Part):
+    signed: int
+    charged: int
+    released: int
+
+
+class Receipts(_Part):
+    """receipts.json of one process: what its ledger holds about the run, and where its chain ended by then."""
+
+    party: str = ""
+    """Which silo says so, where each has its own ledger."""
+    ledger: str
+    head: ChainHead
+    manifest: str
+    claim: ClaimEntry
+    state: str
+    rounds: ChargedRounds
+    releases: int
+    sessions: int
+    epsilon: float | None
+    delta: float
+    unit: str
+    data: str
+    transcript: str | None
+    signed: str | None = None
+    """The same in an envelope signed by the silo's own key, if it has one."""
+
+
+class PartiesReceipts(_Part):
+    """receipts.json of a run over guards."""
+
+    engine: str
+    parties: Mapping[str, Receipts]
+
+
+def batches_on_file(sampling: Sampling | None) -> bool:
+    """Whether the batches of a run in one process count as known, so that it records them."""
+    return sampling is not None and sampling.batch is Batch.REVEALED
+
+
+@cache
+def _versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = "not installed"
+    return found

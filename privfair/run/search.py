@@ -10,20 +10,22 @@ from __future__ import annotations
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
+from pydantic import JsonValue
 from torch import Tensor
 
 from calibrate.errors import Refused
 from calibrate.manifest.document import BudgetDocument
 from privfair.batches.randomness import SystemWords
+from privfair.fairness.measurement import Measured
 from privfair.federation.coordinator import Position, run_steps
 from privfair.ledger import Ledger
 from privfair.plan.plan import SearchPlan
 from privfair.run.folder import RunFolder
 from privfair.run.open_run import OpenRun, Trust
 from privfair.run.prepare import PreparedRun
-from privfair.run.public import Status
+from privfair.run.record import RunRecord, Status
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,32 +35,40 @@ class _Try:
     score: float
     setting: int
     theta: Tensor
-    metrics: dict[str, Any]
+    metrics: Measured
     steps: int
 
 
-def run_search(run: PreparedRun, folder: RunFolder, ledger: Ledger, trust: Trust | None) -> dict[str, Any]:
-    """Claim and charge the whole budget, make the tries, write the best one; the summary of run.json.
+class BestTry(TypedDict):
+    """search.json: the setting of the best try, and its score."""
+
+    setting: dict[str, JsonValue]
+    score: str
+    value: float
+
+
+def run_search(run: PreparedRun, folder: RunFolder, ledger: Ledger, trust: Trust | None) -> tuple[RunRecord, BestTry]:
+    """Claim and charge the whole budget, make the tries, write the best one; run.json and search.json.
 
     Guarantee: what the folder shows afterwards is the best of K tries, K from the signed law (equation 1 of
     calibrate/tries.py), by a rule that looks at each try's own output; so the price of the manifest covers it
     (docs/theorems/hyperparameter-search.md). A search that stops has spent its budget and shows nothing.
     """
-    search, record = run.search, run.record(folder, ledger)
+    search, record = run.search, run.record(ledger.identity)
     assert search is not None
     _require_signed_law(run.document, search)
-    spending = OpenRun(run.manifest, ledger, folder, trust=trust).begin({**run.files(), **record.begun()})
+    spending = OpenRun(run.manifest, ledger, folder, trust=trust).begin({**run.files(), **record.file()})
     spending.charge_all()
     try:
         best = _best_try(spending, run, search)
     except BaseException:
-        record.write(Status.INTERRUPTED)
+        spending.note(record, Status.INTERRUPTED)
         raise
     run.save_model(folder, best.theta)
-    chosen = {"setting": dict(search.settings[best.setting]), "score": search.score.value, "value": best.score}
+    chosen = BestTry(setting=dict(search.settings[best.setting]), score=search.score.value, value=best.score)
     folder.write_json(folder.search, chosen)
     spending.finish()
-    return record.write(Status.FINISHED, best.steps, best.metrics)
+    return spending.note(record, Status.FINISHED, best.steps, metrics=best.metrics), chosen
 
 
 def _require_signed_law(document: BudgetDocument, search: SearchPlan) -> None:

@@ -7,13 +7,15 @@ from typing import Any, final
 
 from calibrate.errors import ManifestRefused, TrustRefused
 from privfair.durable import replace_file
+from privfair.fairness.measurement import Measured
 from privfair.federation.coordinator import Position, run_steps
 from privfair.ledger import Ledger
 from privfair.run.folder import RunFolder, load_checkpoint
 from privfair.run.metrics import MetricsLog
 from privfair.run.open_run import OpenRun, Trust
 from privfair.run.prepare import PreparedRun
-from privfair.run.public import Progress, Status
+from privfair.run.public import Progress
+from privfair.run.record import RunRecord, Status
 from privfair.run.replay import read_sessions, replay
 from privfair.transcript import Transcript
 
@@ -34,19 +36,19 @@ class RunSession:
         self._folder = folder
         self._progress = progress
         self._open_run = OpenRun(prepared.manifest, ledger, folder, trust=trust)
-        self._record = prepared.record(folder, ledger)
+        self._record = prepared.record(ledger.identity, remarks=())
         self._log = MetricsLog(folder.metrics)
         self.step = 0
 
-    def begin(self) -> dict[str, Any]:
+    def begin(self) -> RunRecord:
         """A new run: write down what it is, claim the manifest, train."""
-        with self._open_run.begin({**self._run.files(), **self._record.begun(remarks=[])}) as spending:
+        with self._open_run.begin({**self._run.files(), **self._record.file()}) as spending:
             return self._go_on(spending, self._start())
 
-    def resume(self) -> dict[str, Any]:
+    def resume(self) -> RunRecord:
         """Go on with the run of this folder: fresh rounds only, from the state that the transcript leads to."""
         folder = self._folder
-        self._record.require_same_run()
+        self._record.require_same_run(folder)
         replace_file(folder.origin, self._run.files()[folder.origin.name])
         with self._open_run.resume() as spending:
             position = self._start()
@@ -57,7 +59,7 @@ class RunSession:
             self._run.save_model(folder, self._run.algorithm.theta(position.state))
             return self._end(position)
 
-    def _go_on(self, spending: OpenRun, position: Position[Any]) -> dict[str, Any]:
+    def _go_on(self, spending: OpenRun, position: Position[Any]) -> RunRecord:
         reached = self._train(spending, position)
         self._run.save_model(self._folder, self._run.algorithm.theta(reached.state))
         spending.finish(reached)
@@ -81,7 +83,7 @@ class RunSession:
         except (KeyboardInterrupt, ManifestRefused, TrustRefused):
             gate.flush()
             spending.checkpoint(run.algorithm, reached)
-            self._record.write(Status.INTERRUPTED, reached.step, self._log.last, remarks=[])
+            spending.note(self._record, Status.INTERRUPTED, reached.step, metrics=self._log.last)
             raise
         gate.flush()
         spending.checkpoint(run.algorithm, reached)
@@ -108,7 +110,7 @@ class RunSession:
             signed = self._run.manifest.document.rounds
             self._progress(Progress(position.step, self._run.updates, charged, signed, metrics))
 
-    def _measure(self, position: Position[Any], *, last: bool) -> dict[str, Any] | None:
+    def _measure(self, position: Position[Any], *, last: bool) -> Measured | None:
         run, step = self._run, position.step
         due = last or run.plan.training.measures(step, run.updates)
         if not due or run.held_out is None or step <= max(0, self._log.last_step):
@@ -116,7 +118,8 @@ class RunSession:
         theta = run.algorithm.theta(position.state)
         return self._log.append(run.held_out.measure(run.model, theta, step, position.round))
 
-    def _end(self, position: Position[Any]) -> dict[str, Any]:
+    def _end(self, position: Position[Any]) -> RunRecord:
         self._measure(position, last=True)
-        remarks = list(self._run.algorithm.remarks(position.state))
-        return self._record.write(Status.FINISHED, position.step, self._log.last, remarks=remarks)
+        remarks = tuple(self._run.algorithm.remarks(position.state))
+        told = {"metrics": self._log.last, "remarks": remarks}
+        return self._open_run.note(self._record, Status.FINISHED, position.step, **told)

@@ -13,12 +13,15 @@ from calibrate.manifest.document import DataIdentity, LedgerBinding
 from calibrate.manifest.draft import BudgetSubject, Issuer, draft_document
 from calibrate.manifest.issue import issue, request_bytes
 from calibrate.manifest.keys import SigningKey, generate
-from calibrate.manifest.verify import IntendedRun, read_unverified, verify
+from calibrate.manifest.trust import TrustFile
+from calibrate.manifest.verify import IntendedRun, authenticate, read_unverified, verify
 from calibrate.plans.gaussian import GaussianPlan
 from calibrate.privacy_unit import EpsilonDelta, PrivacyUnit, Protected, Relation
 from privfair.integrations.desk.access import DeskSecrets
 from privfair.integrations.desk.app import Desk, DeskPapers
+from privfair.run.folder import RunFolder
 from privfair.run.prepare import claim_terms
+from privfair.run.record import ChainHead, ChargedRounds, ClaimEntry, Receipts, RunRecord, Status
 from tests.privfair.ledgers import open_ledger
 from tests.privfair.small_runs import trusting
 
@@ -64,7 +67,7 @@ def make_world(folder: Path, port: int = PORT) -> World:
         verified = verify(envelope, trusting(key), IntendedRun(document.config_digest, document.data))
         claim = ledger.claim(claim_terms(verified), claimant=ATTACK)
         claim.charge(3)
-        _write_run(runs / f"run-{number}", envelope, number)
+        _write_run(runs / f"run-{number}", envelope, number, trusting(key))
         if number == 1:  # a manifest that grants something else than the request beside it
             (inbox / "first-signed.json").write_bytes(envelope)
     ledger.close()
@@ -83,15 +86,30 @@ def copy_world(world: World, folder: Path, signs: bool = True, port: int = PORT)
     return World(folder, papers, DeskSecrets(port), world.key)
 
 
-def _write_run(path: Path, envelope: bytes, number: int) -> None:
+def _write_run(path: Path, envelope: bytes, number: int, trust: TrustFile) -> None:
     path.mkdir()
     group = {"n": 50, "accuracy": 0.8, "positive_rate": 0.3}
     overall = {"accuracy": 0.8 + number / 100, "demographic_parity": 0.1, "groups": {ATTACK: group, "b": group}}
+    begun = RunRecord.begun(authenticate(envelope, trust), 3, None, recorded=False, ledger=ATTACK, remarks=(ATTACK,))
+    rounds = {"steps": 3, "charged": 3, "sessions": 1}
     (path / "budget.json").write_bytes(envelope)
-    (path / "run.json").write_text(
-        json.dumps({"status": ATTACK, "metrics": {"overall": overall}, "rounds": {"charged": 3}})
+    begun.reached(Status.FINISHED, rounds, metrics={"overall": overall}).write(RunFolder(path))
+    receipts = Receipts(
+        ledger=ATTACK,
+        head=ChainHead(seq=1, hash=ATTACK),
+        manifest=begun.manifest.digest,
+        claim=ClaimEntry(entry=ATTACK, at="2026-01-01T00:00:00Z", by=ATTACK),
+        state=ATTACK,
+        rounds=ChargedRounds(signed=3, charged=3, released=0),
+        releases=0,
+        sessions=1,
+        epsilon=None,
+        delta=0.0,
+        unit=ATTACK,
+        data=ATTACK,
+        transcript=None,
     )
-    (path / "receipts.json").write_text(json.dumps({"claim": {"at": "2026-01-01T00:00:00Z", "by": ATTACK}}))
+    (path / "receipts.json").write_text(json.dumps(receipts.as_json()))
     if number == 1:
         digest = read_unverified(envelope).digest
         audit = {

@@ -388,7 +388,7 @@ def _train_on_postgresql(url: str, sites: Sites, folder: Path) -> None:
             sites.signed(),
             folder / "run",
         )
-    assert (done["rounds"]["charged"], len(set(done["ledgers"].values()))) == (4, 3)
+    assert (done.rounds.charged, len(set(done.ledgers.values()))) == (4, 3)
     stranger = create_engine(url.replace("privfair@", "south@", 1))
     with pytest.raises(ProgrammingError, match="permission denied for schema north"), stranger.begin() as connection:
         connection.execute(sqlalchemy.text("SELECT * FROM north.entries"))

@@ -117,7 +117,7 @@ def test_the_same_files_are_written_outside_the_silos_with_the_record_and_withou
         files = sorted(path for path in (sites.folder / "out").rglob("*") if path.is_file())
         # model.json holds the published model's numbers as text.
         sizes = {path.name: 0 if path.name == "model.json" else path.stat().st_size for path in files}
-        written.append((told["status"], told["rounds"], sizes))
+        written.append((told.status, told.rounds, sizes))
         log = (sites.folder / "north" / "guard.log").read_text()
         assert ("changed and published" in log) == present
         assert "halted" not in log

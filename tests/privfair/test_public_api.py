@@ -12,6 +12,9 @@ import pandas as pd
 import pytest
 
 import privfair as pf
+from calibrate.privacy_unit import PrivacyUnit, Protected, Relation
+from privfair.run.public import RunPromise
+from privfair.run.record import Rounds, RunRecord, SpentManifest
 from privfair.training import TrainingResult
 from tests.architecture.tree import ROOT
 
@@ -43,18 +46,25 @@ def test_what_people_look_at_shows_itself_in_a_notebook(tmp_path: Path) -> None:
     assert "[<b>0.5</b>" in pf.EpsilonInterval(0.5, 1.0)._repr_html_()
     assert "<polyline" in pf.explain(epsilon=1.0, delta=1e-5)._repr_html_()
     assert "fails" in pf.check_theorem("steffle.theorem-3.3", epsilon=1)._repr_html_()
-    unit = {"unit": "attribute", "adjacency": "replace-attribute"}
-    text = {"text": "epsilon <1", "claimed_epsilon": None, "not_protected": []}
-    promise = {"epsilon": 1.0, "delta": 1e-5, **unit, **text}
-    summary = {
-        "algorithm": "pay-once",
-        "rounds": {"steps": 3, "signed": 5, "charged": 4},
-        "promise": promise,
-        "metrics": {"overall": {"accuracy": 0.75}},
-        "manifest": {"digest": "0"},
-        "transcript": None,
-    }
-    shown = TrainingResult(tmp_path, summary)._repr_html_()
+    promise = RunPromise(
+        kind="private",
+        text="epsilon <1",
+        unit=PrivacyUnit(Protected.ATTRIBUTE, Relation.REPLACE_ATTRIBUTE),
+        epsilon=1.0,
+        delta=1e-5,
+        claimed_epsilon=None,
+        not_protected=(),
+        research_noise=False,
+    )
+    record = RunRecord.model_construct(
+        algorithm="pay-once",
+        rounds=Rounds(signed=5, charged=4, planned_steps=3, steps=3, sessions=1),
+        promise=promise,
+        metrics={"overall": {"accuracy": 0.75}},
+        manifest=SpentManifest(digest="0", envelope="0", signed_by=()),
+        transcript=None,
+    )
+    shown = TrainingResult(tmp_path, record)._repr_html_()
     assert "epsilon &lt;1" in shown
     assert "0.7500" in shown
     assert "not private" in shown

@@ -6,11 +6,9 @@ its numbers, and say whether the signatures of its budget were checked.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from audit.report.page import ReportContent, read_audit, report_content
 from audit.report.results import AuditReport
@@ -19,9 +17,9 @@ from calibrate.manifest.document import BudgetDocument
 from calibrate.manifest.show import protected_text
 from calibrate.manifest.trust import TrustFile
 from calibrate.manifest.verify import read_unverified
+from privfair.run.record import ClaimEntry, Receipts, RunRecord
 
 _MOST_AUDITS = 50
-_LARGEST = 8 << 20
 
 
 @dataclass(frozen=True)
@@ -31,8 +29,9 @@ class RunOnDesk:
     path: Path
     digest: str
     document: BudgetDocument
-    summary: dict[str, Any]
-    receipts: dict[str, Any]
+    record: RunRecord
+    claim: ClaimEntry | None
+    """Its ledger's, of a run in one process."""
     audit: AuditReport | None
 
     @property
@@ -41,22 +40,20 @@ class RunOnDesk:
 
     def facts(self) -> dict[str, str]:
         """What two runs are compared by, in reading order."""
-        guarantee, overall = self.document.guarantee, _table(_table(self.summary.get("metrics")).get("overall"))
+        guarantee, claim = self.document.guarantee, self.claim
         epsilon, delta = getattr(guarantee, "epsilon", None), getattr(guarantee, "delta", None)
-        rounds = _table(self.summary.get("rounds"))
-        claim = _table(self.receipts.get("claim"))
         facts = {
             "algorithm": self.document.algorithm,
             "protected": protected_text(guarantee),
             "promise": "none" if epsilon is None else f"epsilon {epsilon:g} at delta {delta:g}",
             "purpose": self.document.justification,
-            "status": str(self.summary.get("status", "unknown")),
-            "rounds charged": f"{rounds.get('charged', 0)} of {self.document.rounds}",
+            "status": self.record.status.value,
+            "rounds charged": f"{self.record.rounds.charged} of {self.document.rounds}",
             "audit": "not audited" if self.audit is None else f"{self.audit.verdict.value}: {self.audit.why}",
-            "claimed": f"{claim['at']} by {claim.get('by', 'nobody known')}" if "at" in claim else "no receipt",
+            "claimed": "no receipt" if claim is None else f"{claim.at} by {claim.by}",
             "budget": self.digest,
         }
-        for key, value in overall.items():
+        for key, value in self.record.overall.items():
             if isinstance(value, int | float) and not isinstance(value, bool):
                 facts[f"{key.replace('_', ' ')} (test records, not private)"] = f"{value:.4f}"
         return facts
@@ -95,8 +92,9 @@ def open_runs(folders: Iterable[Path]) -> Runs:
 
 def _run(path: Path) -> RunOnDesk:
     manifest = read_unverified((path / "budget.json").read_bytes())
-    summary, receipts = (_json(path / name) for name in ("run.json", "receipts.json"))
-    return RunOnDesk(path, manifest.digest, manifest.document, summary, receipts, _audit_of(path, manifest.digest))
+    record, receipts = RunRecord.read(path / "run.json"), path / "receipts.json"
+    claim = Receipts.read(receipts).claim if receipts.exists() and not record.engine else None
+    return RunOnDesk(path, manifest.digest, manifest.document, record, claim, _audit_of(path, manifest.digest))
 
 
 def _audit_of(path: Path, digest: str) -> AuditReport | None:
@@ -110,16 +108,3 @@ def _audit_of(path: Path, digest: str) -> AuditReport | None:
         if audit.subjects.get("manifest") == digest:
             return audit
     return None
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        if path.stat().st_size > _LARGEST:
-            return {}
-        return _table(json.loads(path.read_bytes()))
-    except (OSError, ValueError, RecursionError):
-        return {}
-
-
-def _table(value: object) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
