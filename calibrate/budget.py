@@ -11,20 +11,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
-from typing import Literal
+from functools import cached_property
 
 from calibrate.accountants.registry import AccountantName, Priced, best_epsilon, priced_by
 from calibrate.discrete_noise import NO_SLACK, ProfileSlack, combined
 from calibrate.errors import InvalidInput, NotCertified, UnsupportedCombination, positive
 from calibrate.meaning import Meaning
-from calibrate.plans.from_mapping import algorithm_named, parameter_names, plan_from_mapping
-from calibrate.plans.plan import AlgorithmName, NoisyValue, Plan, PluginName, RandomizedValue
+from calibrate.plans.plan import NoisyValue, Plan, RandomizedValue
 from calibrate.privacy_unit import EpsilonDelta, EpsilonInterval
 from calibrate.releases import Release, scale_noise
-from calibrate.sampling import SamplingName
 from calibrate.search_cost import price_search, solve_search
-from calibrate.solve import MOST_ROUNDS, bisected, solve_noise, solve_rounds
+from calibrate.solve import solve_noise
 from calibrate.tries import DRAW_ERROR, RandomTries
 
 _LARGEST_TARGET = 1000.0
@@ -236,105 +233,3 @@ def with_noise(values: tuple[NoisyValue, ...], given: Mapping[str, float]) -> tu
 def _as_multipliers(plan: Plan, sigmas: Mapping[str, float]) -> dict[str, float]:
     bounds = {value.name: value.sensitivity for value in (*plan.values(), *plan.once())}
     return {name: positive(name, sigma) / bounds.get(name, 1.0) for name, sigma in sigmas.items()}
-
-
-_RATE_PRECISION = 1e-6
-_POPULATIONS = {"sampling_rate": None, "cohort": "users", "samples_per_group": "group_size", "batch_size": "silo_size"}
-"""The parameters that set a sampling rate, each with the parameter that is its largest value (None: 1)."""
-
-
-@dataclass(frozen=True)
-class SolvedParameter:
-    """The largest value that keeps the promise; `beyond` is the certified epsilon of the next one tried."""
-
-    algorithm: AlgorithmName | PluginName
-    target: EpsilonDelta
-    parameter: str
-    value: float
-    noise_multiplier: float
-    certified: EpsilonInterval
-    beyond: float
-
-    def to_json(self) -> dict[str, object]:
-        return {
-            "algorithm": self.algorithm.value,
-            "epsilon": self.target.epsilon,
-            "delta": self.target.delta,
-            "noise_multiplier": self.noise_multiplier,
-            self.parameter: self.value,
-            "solved": self.parameter,
-            "certified": {"lower": self.certified.lower, "upper": self.certified.upper},
-            "beyond": self.beyond,
-        }
-
-
-def solve_parameter(
-    wanted: Literal["rounds", "rate"],
-    algorithm: AlgorithmName | PluginName | str,
-    parameters: Mapping[str, object],
-    noise_multiplier: float,
-    target: EpsilonDelta,
-) -> SolvedParameter:
-    """The most rounds, or the largest sampling rate (cohort, batch size), of a plan that keep the promise.
-
-    `noise_multiplier` is that of the plan's first value, the others keep their ratios. Where only whole epochs are
-    drawn (random allocation) rounds are counted in whole epochs; a rate is found to a relative precision of 1e-6.
-
-    Guarantee: the certified upper epsilon of the returned value is at most the target's.
-    """
-    name = algorithm_named(algorithm) if isinstance(algorithm, str) else algorithm
-    spelled = {key.replace("-", "_"): given for key, given in parameters.items()}
-    parameter, largest = ("rounds", float(MOST_ROUNDS)) if wanted == "rounds" else _rate_parameter(name, spelled)
-    whole = parameter != "sampling_rate"
-
-    def plan_at(value: float) -> tuple[Plan, Release]:
-        plan = plan_from_mapping(name, spelled | {parameter: int(value) if whole else value})
-        if not plan.values():
-            raise InvalidInput(
-                "algorithm", plan.algorithm.value, "publishes nothing noisy in its rounds", "they are free already"
-            )
-        factor = positive("noise-multiplier", noise_multiplier) / plan.values()[0].noise_multiplier
-        return plan, scale_noise(plan.template(), factor)
-
-    @cache
-    def price(value: float) -> EpsilonInterval:
-        plan, release = plan_at(value)
-        return best_epsilon(release, plan.unit, target.delta).interval
-
-    def fits(value: float) -> bool:
-        return price(value).upper <= target.epsilon
-
-    found: float = 0
-    if wanted == "rounds":
-        least: float = plan_at(1)[0].rounds_per_epoch
-        most, unit = int(MOST_ROUNDS // least), plan_at(least)[0].unit
-        found = least * solve_rounds(lambda times: plan_at(times * least)[1], unit, target, most)
-        beyond = found + least
-        if found > MOST_ROUNDS - least:
-            rule = f"allows more than {MOST_ROUNDS} rounds"
-            raise InvalidInput("noise-multiplier", noise_multiplier, rule, "use less noise")
-    else:
-        least = 1.0 if whole else _RATE_PRECISION
-        if fits(least) and fits(largest):
-            found = beyond = largest
-        elif fits(least):
-            found, beyond = bisected(fits, least, largest, None if whole else _RATE_PRECISION)
-    if not found:
-        rule = f"costs epsilon {price(least).upper:.6g} already at {parameter} = {least:g}, above {target.epsilon:g}"
-        raise InvalidInput("noise-multiplier", "(as given)", rule, "use more noise")
-    upper = min(price(found).upper, target.epsilon)
-    certified = EpsilonInterval(min(price(found).lower, upper), upper)
-    return SolvedParameter(name, target, parameter, found, noise_multiplier, certified, price(beyond).upper)
-
-
-def _rate_parameter(name: AlgorithmName | PluginName, spelled: Mapping[str, object]) -> tuple[str, float]:
-    """Which parameter sets the rate, and its largest value."""
-    allocated = spelled.get("sampling") == SamplingName.RANDOM_ALLOCATION
-    if allocated or (name is AlgorithmName.GAUSSIAN and spelled.get("batches") is not None):
-        rule = "random allocation and cyclic batches have batches per epoch, not a rate"
-        raise InvalidInput("solve", "rate", rule, "use --solve rounds")
-    for parameter, population in _POPULATIONS.items():
-        size = 1 if population is None else spelled.get(population)
-        if parameter in parameter_names(name) and isinstance(size, int):
-            return parameter, float(size)
-    raise InvalidInput("solve", "rate", f"{name.value} has no sampling rate to solve for", "use --solve rounds")

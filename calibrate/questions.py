@@ -6,11 +6,12 @@ replace-attribute it is noise / (largest distance between a record's two contrib
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from enum import Enum
+from enum import Enum, StrEnum
 from fractions import Fraction
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypedDict, TypeVar, Unpack
 
 from calibrate.accountants import registry
 from calibrate.errors import InvalidInput, NotCertified, count, positive
@@ -18,7 +19,7 @@ from calibrate.privacy_unit import EpsilonDelta, EpsilonInterval, PrivacyUnit, R
 from calibrate.releases import Gaussian, Release, Together, over_rounds, reached_over_rounds
 from calibrate.sampling import Batch, Cyclic, Sampling, SamplingName, rounds_of, sampling_named
 from calibrate.search_cost import price_search
-from calibrate.solve import Certificate, solve_noise, solve_rounds
+from calibrate.solve import Certificate, bisected, solve_noise, solve_rounds
 from calibrate.tries import RandomTries
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 LEAST_NOISE, MOST_NOISE = 0.01, 1e100
 MOST_ROUNDS = 10**12
+_RATE_PRECISION = 1e-6
 
 Rate = float | str | Fraction
 Choice = TypeVar("Choice", bound=Enum)
@@ -195,6 +197,71 @@ def rounds(
         rule = f"costs more than epsilon = {target.epsilon:g} at delta = {target.delta:g} in its first round"
         raise InvalidInput("noise_multiplier", noise_multiplier, rule, "use more noise, or sample less")
     return found * epoch
+
+
+class BatchDrawing(TypedDict, total=False):
+    """How each round's batch is drawn, as `sigma` has it."""
+
+    sampling_rate: Rate | None
+    sampling: str | None
+    relation: str
+    batch: str | None
+    batches: int | None
+    batch_limit: int | None
+    most_units: int | None
+    bands: int | None
+
+
+class Solved(StrEnum):
+    """The one of four values that was left out, and so was solved for."""
+
+    EPSILON = "epsilon"
+    NOISE = "noise-multiplier"
+    ROUNDS = "rounds"
+    RATE = "sampling-rate"
+
+
+def solve_missing(
+    epsilon: float | None,
+    delta: float,
+    noise_multipliers: Sequence[float],
+    times: int | None,
+    **drawn: Unpack[BatchDrawing],
+) -> tuple[Solved, float, NoisyRounds]:
+    """Which of epsilon, noise multiplier, rounds and Poisson rate was left out, its value, and the rounds with it.
+
+    Rounds are one where another value is left out beside them. Epsilon is left to `price`: not a number here.
+    """
+    if epsilon is None:
+        described = noisy_rounds(noise_multipliers, times, **drawn)
+        return Solved.EPSILON, math.nan, described
+    if not noise_multipliers:
+        noise = sigma(epsilon=epsilon, delta=delta, rounds=times, **drawn)
+        return Solved.NOISE, noise, noisy_rounds((noise,), times, **drawn)
+    if times is None:
+        most = rounds(epsilon=epsilon, delta=delta, noise_multiplier=noise_multipliers, **drawn)
+        return Solved.ROUNDS, most, noisy_rounds(noise_multipliers, most, **drawn)
+    if drawn.get("sampling_rate") is not None or drawn.get("batches") is not None:
+        raise InvalidInput("epsilon", epsilon, "leaves nothing to solve for", "leave out one of the values")
+    if drawn.get("sampling") not in (None, SamplingName.POISSON):
+        raise InvalidInput("sampling_rate", None, "is solved for Poisson batches only", "give the rate")
+    target = EpsilonDelta(epsilon, delta)
+
+    def at(rate: float) -> NoisyRounds:
+        changed = drawn.copy()
+        changed["sampling_rate"], changed["sampling"] = rate, SamplingName.POISSON
+        return noisy_rounds(noise_multipliers, times, **changed)
+
+    def within(rate: float) -> bool:
+        return price(at(rate), target.delta)[0].upper <= target.epsilon
+
+    largest = 1.0
+    if not within(largest):
+        if not within(_RATE_PRECISION):
+            rule = f"costs more than epsilon = {target.epsilon:g} already at a sampling rate of {_RATE_PRECISION:g}"
+            raise InvalidInput("noise_multiplier", tuple(noise_multipliers), rule, "use more noise")
+        largest = bisected(within, _RATE_PRECISION, 1.0, _RATE_PRECISION)[0]
+    return Solved.RATE, largest, at(largest)
 
 
 def choose_bands(*, epsilon: float, delta: float, batches: int, rounds: int) -> int:

@@ -243,6 +243,11 @@ class Parameter:
     check: Callable[[str, float], float] | None = None
     symbols: tuple[str, ...] = ()
 
+    @property
+    def shown_default(self) -> object:
+        """The paper's own value, a choice by its name."""
+        return self.default.value if isinstance(self.default, Enum) else self.default
+
     def read(self, given: object) -> Value:
         """The value from text or a plain value, checked."""
         if isinstance(self.default, Enum):
@@ -346,6 +351,14 @@ class Theorem:
     domain: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     proof: str | None = None
     correction: Correction | None = None
+
+    def source(self) -> Json:
+        """Where the claim stands, how it is printed, and the parameters that a setting can change."""
+        parameters = [
+            {"name": one.name, "default": one.shown_default, "meaning": one.meaning, "symbols": list(one.symbols)}
+            for one in self.parameters
+        ]
+        return {"citation": self.citation, "place": self.place, "formula": self.formula, "parameters": parameters}
 
     def judge(self, given: Mapping[str, object] | None = None) -> Verdict:
         """The verdict at the paper's own setting, changed where `given` says so; and as the claim is quantified."""

@@ -49,7 +49,10 @@ _SECTIONS = {
         "keys": ("keys", "generate, trust, revoke"),
         "ledger": ("ledger", "init, status, limit, charge, publish, backup, restore, .."),
     },
-    "Audit": {"audit": ("audit", "run, model, training, sensitivity")},
+    "Audit": {
+        "audit": ("audit", "does a run keep its promise?"),
+        "sensitivity": ("sensitivity", "refute a claimed sensitivity, or say how hard was tried"),
+    },
     "Services": {
         "guard": ("services", "one site's data, ledger and noise in a process of its own"),
         "federation": ("services", "several sites, tried on one machine"),

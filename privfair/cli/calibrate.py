@@ -208,19 +208,6 @@ _target = options(
 )
 _OUTPUT_OPTIONS = (
     click.option("--plan", "plan_path", type=FILE, help="Take parameters from a TOML file; a flag wins over it."),
-    click.option(
-        "--solve",
-        type=click.Choice(["sigma", "rounds", "rate"]),
-        default="sigma",
-        show_default=True,
-        help="What to find: the noise; or, for given noise, the most rounds or the largest sampling rate.",
-    ),
-    click.option(
-        "--noise-multiplier",
-        type=float,
-        metavar="Z",
-        help="The noise multiplier that is given, for --solve rounds or rate.",
-    ),
     click.option("--explain", is_flag=True, help="Show which assumption costs what."),
     click.option("--plot", type=FILE, help="Write a figure: epsilon against rounds, noise against epsilon."),
     click.option("--out", type=FILE, help="Write the budget manifest, signed with --key."),
@@ -321,8 +308,6 @@ def _run(
     epsilon: float | None,
     delta: float | None,
     plan_path: Path | None,
-    solve: str,
-    noise_multiplier: float | None,
     explain: bool,
     plot: Path | None,
     as_printed: bool,
@@ -331,9 +316,9 @@ def _run(
 ) -> None:
     from calibrate.budget import calibrate_plan
 
-    _refuse_contradictions(solve, noise_multiplier, explain, plot, manifest)
-    if (as_printed or no_privacy is not None) and (explain or plot is not None or solve != "sigma"):
-        raise click.UsageError("--explain, --plot and --solve belong to a calibration; drop them")
+    _refuse_contradictions(manifest)
+    if (as_printed or no_privacy is not None) and (explain or plot is not None):
+        raise click.UsageError("--explain and --plot belong to a calibration; drop them")
     if as_printed and no_privacy is not None:
         raise click.UsageError("--as-printed and --no-privacy exclude each other")
     file = plan_from_flags(algorithm, plan_path, flags)
@@ -343,10 +328,6 @@ def _run(
     target = file.target(epsilon, delta)
     if as_printed:
         as_printed_manifest(file, target, manifest)
-        return
-    if solve != "sigma":
-        assert noise_multiplier is not None
-        _solve_other(file, target, noise_multiplier, solve)
         return
     if manifest["out"] is None:
         search = search_plan(file)
@@ -378,33 +359,11 @@ def _run(
         _calibrate_show(budget, document)
 
 
-def _refuse_contradictions(
-    solve: str, noise: float | None, explain: bool, plot: Path | None, manifest: dict[str, Any]
-) -> None:
-    if (solve == "sigma") != (noise is None):
-        needed = "is only for --solve rounds or --solve rate" if solve == "sigma" else f"is needed by --solve {solve}"
-        raise click.UsageError(f"--noise-multiplier {needed}")
-    if solve != "sigma" and (explain or plot is not None or manifest["out"] is not None):
-        raise click.UsageError(f"--explain, --plot and --out go with --solve sigma, not with --solve {solve}")
+def _refuse_contradictions(manifest: dict[str, Any]) -> None:
     if (manifest["out"] is None) != (manifest["key_path"] is None):
         raise click.UsageError("--out and --key go together: a manifest is never written unsigned")
     if manifest["out"] is None and (manifest["silos"] or manifest["why"] or manifest["ledgers"]):
         raise click.UsageError("--silo, --ledger and --why describe a manifest; give --out and --key as well")
-
-
-def _solve_other(file: Plan, target: EpsilonDelta, noise: float, solve: str) -> None:
-    from calibrate.budget import solve_parameter
-
-    found = solve_parameter("rounds" if solve == "rounds" else "rate", file.algorithm, file.privacy, noise, target)
-    if asked().as_json:
-        print_json(found.to_json())
-        return
-    print_rich(
-        f"{found.parameter} = {found.value:g} keeps epsilon <= {target.epsilon:g} at delta = {target.delta:g} "
-        f"with noise multiplier {noise:g}",
-        f"certified epsilon {epsilon_text(found.certified.lower, found.certified.upper)}; "
-        f"the next larger value tried costs {found.beyond:.6g}",
-    )
 
 
 def _calibrate_show(budget: CertifiedBudget, document: dict[str, Any]) -> None:

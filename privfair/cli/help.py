@@ -37,6 +37,7 @@ def _in_words(row: tuple[str, str]) -> tuple[str, str]:
         (r"([-\d.e]+)<=x<=([-\d.e]+)([];])", r"\1 to \2\3"),
         (r"x>=([-\d.e]+)([];])", r"at least \1\2"),
         (r"x>([-\d.e]+)([];])", r"above \1\2"),
+        (r"\[default: \((.*)\)\]", r"[default: \1]"),
     ):
         text = re.sub(pattern, words, text)
     return name, text

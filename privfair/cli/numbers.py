@@ -1,34 +1,35 @@
-"""Numbers without a plan: the epsilon of given noise, and which published theorems hold."""
+"""Numbers without a plan: what noise costs, what a budget allows, and which published theorems hold."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from enum import Enum
 from pathlib import Path
+from typing import Unpack
 
 import click
 from rich.table import Table
 
 from calibrate.accountants.registry import AccountantName
 from calibrate.errors import InvalidInput, NotCertified, UnsupportedCombination, open_unit
-from calibrate.privacy_unit import EpsilonInterval
-from calibrate.questions import NoisyRounds, noisy_rounds, price
+from calibrate.privacy_unit import EpsilonDelta, EpsilonInterval
+from calibrate.questions import BatchDrawing, NoisyRounds, Solved, price, solve_missing
 from calibrate.search_cost import price_search
 from calibrate.theorems.catalogue import judge_all, read_theorems, theorem_named
 from calibrate.theorems.theorem import Direction, EpsilonComparison, Outcome, Theorem, Verdict
 from calibrate.tries import RandomTries
 from privfair.cli.help import Subcommands
-from privfair.cli.options import asked
-from privfair.cli.output import epsilon_text, print_json, print_rich
+from privfair.cli.options import FILE, Renamed, asked
+from privfair.cli.output import answer, epsilon_text, print_json, print_rich
+from privfair.cli.plots import plot_rounds
 from privfair.plan.own_code import UserFunction
 
 _EXAMPLES = """
 \b
 Examples:
-  privfair account --noise-multiplier 1.4146 --sampling poisson --sampling-rate 0.01 --rounds 1000 --delta 1e-5
-  privfair account --noise-multiplier 1 --sampling random-allocation --sampling-rate 1/1000 --rounds 3000 --delta 1e-5
-  privfair account --noise-multiplier 4 --sampling cyclic --batches 20 --bands 20 --rounds 200 --delta 1e-5
+  privfair account --noise-multiplier 1 --rounds 1000 --sampling-rate 0.01 --delta 1e-5
+  privfair account --epsilon 1 --rounds 1000 --sampling-rate 0.01 --delta 1e-5
+  privfair account --epsilon 1 --noise-multiplier 1.5 --sampling-rate 0.01 --delta 1e-5
   privfair account --noise-multiplier 3.965 --sampling shuffled --sampling-rate 256/7500 --rounds 1172 \\
       --delta 1e-5 --relation replace-attribute
 Several --noise-multiplier are several values of the same batch. For replace-one and add-remove a
@@ -42,23 +43,23 @@ _SAMPLINGS = (
 )
 
 
-@click.command("account", epilog=_EXAMPLES, short_help="the epsilon of given noise, as a certified interval")
+@click.command("account", epilog=_EXAMPLES)
+@click.option("--epsilon", type=float, metavar="E", help="Epsilon to keep; left out, it is solved for.")
 @click.option(
-    "--noise-multiplier",
-    "multipliers",
+    *("--noise-multiplier", "multipliers"),
     type=float,
     multiple=True,
-    required=True,
     metavar="Z",
-    help="Standard deviation of the noise relative to the contribution bound; give it once per value.",
+    help="Standard deviation of the noise relative to the contribution bound; once per value, or left out.",
 )
+@click.option("--rounds", type=int, metavar="T", show_default="1, or solved for", help="Number of rounds published.")
+@click.option("--delta", type=float, required=True, metavar="D", help="Delta that goes with epsilon.")
 @click.option(
     "--sampling",
     type=click.Choice(_SAMPLINGS),
-    default="full",
-    show_default=True,
     metavar="KIND",
     help=f"How each round's batch is drawn: {', '.join(_SAMPLINGS[:-1])} or {_SAMPLINGS[-1]}.",
+    show_default="poisson with a sampling rate, else full",
 )
 @click.option(
     "--sampling-rate",
@@ -66,16 +67,15 @@ _SAMPLINGS = (
     help="Batch size / population, as a decimal or a fraction m/n. Shuffled and with-replacement need m/n, "
     "random-allocation 1/t for t batches per epoch.",
 )
+@click.option("--batches", type=int, metavar="N", help="Batches per epoch or cycle, instead of the sampling rate 1/N.")
 @click.option("--batch-limit", type=int, metavar="B", help="The most units in a truncated Poisson batch.")
 @click.option(
-    "--most-units", type=int, metavar="N", help="The most units that any party has, for truncated Poisson batches."
+    *("--max-units", "--most-units", "most_units"),
+    cls=Renamed,
+    type=int,
+    metavar="N",
+    help="The most units that any party has, for truncated Poisson batches.",
 )
-@click.option("--batches", type=int, metavar="N", help="Batches per epoch or cycle, instead of the sampling rate 1/N.")
-@click.option(
-    "--bands", type=int, metavar="B", help="Rounds over which banded noise is correlated, for cyclic batches."
-)
-@click.option("--rounds", type=int, default=1, show_default=True, metavar="T", help="Number of rounds published.")
-@click.option("--delta", type=float, required=True, metavar="D", help="Delta at which epsilon is computed.")
 @click.option(
     "--relation",
     type=click.Choice(["add-remove", "replace-one", "replace-attribute"]),
@@ -84,16 +84,11 @@ _SAMPLINGS = (
     help="How two neighbouring data sets differ.",
 )
 @click.option(
-    "--batch",
-    type=click.Choice(["secret", "revealed"]),
-    help="Does the observer know the batch? Default: secret where an amplification bound is proved, else revealed.",
-)
-@click.option(
     "--accountant",
     type=click.Choice(["best", "all", "certified", "pld", "renyi", "moments", "prv", "gaussian", "revealed"]),
     default="best",
     show_default=True,
-    help="The tightest certified accountant, a named one, or a table of all.",
+    help="The tightest certified accountant, a named one, or a table of all; for epsilon only.",
 )
 @click.option(
     "--tries",
@@ -101,77 +96,83 @@ _SAMPLINGS = (
     metavar="M",
     help="Price a hyper-parameter search: the best of a secret random number of tries, M on average, is shown.",
 )
+@click.option("--plot", type=FILE, help="Write a figure: epsilon against rounds, noise against epsilon.")
 @click.option(
-    "--tries-shape",
-    type=float,
-    default=0.0,
-    show_default=True,
-    metavar="ETA",
-    help="Shape of the number of tries' truncated negative binomial law; 1 is the geometric law.",
+    "--bands", type=int, hidden=True, help="Rounds over which banded noise is correlated, for cyclic batches."
 )
+@click.option(
+    "--batch", type=click.Choice(["secret", "revealed"]), hidden=True, help="Does the observer know the batch?"
+)
+@click.option("--tries-shape", type=float, default=0.0, hidden=True, help="Shape of the law of the number of tries.")
 def account_command(
+    epsilon: float | None,
     multipliers: tuple[float, ...],
-    sampling: str,
-    sampling_rate: str | None,
-    batch_limit: int | None,
-    most_units: int | None,
-    batches: int | None,
-    bands: int | None,
-    rounds: int,
+    rounds: int | None,
     delta: float,
-    relation: str,
-    batch: str | None,
     accountant: str,
     tries: float | None,
     tries_shape: float,
+    plot: Path | None,
+    **drawn: Unpack[BatchDrawing],
 ) -> None:
-    """Price given noise: a certified interval [lower, upper] for epsilon at the given delta."""
+    """Solve for the one value you leave out: epsilon, noise multiplier or rounds.
+
+    With all three given it is the sampling rate. Answers are certified: epsilon is an interval around the smallest
+    true one, and noise, rounds and rate keep it.
+    """
+    if epsilon is not None and (tries is not None or accountant != "best"):
+        raise click.UsageError("--tries and --accountant go with a given noise: leave out --epsilon")
+    if epsilon is None and not multipliers:
+        raise click.UsageError("give --noise-multiplier to get epsilon, or --epsilon to get the noise that keeps it")
     open_unit("--delta", delta)
     try:
-        drawn = (sampling_rate, sampling, relation, batch, batches, None, batch_limit, most_units, bands)
-        rounds_given = noisy_rounds(multipliers, rounds, *drawn)
+        kind, value, described = solve_missing(epsilon, delta, multipliers, rounds, **drawn)
     except InvalidInput as bad:
         raise InvalidInput(f"--{bad.argument.replace('_', '-')}", bad.value, bad.rule, bad.remedy) from None
     if accountant == "all":
-        _print_all(rounds_given, delta)
+        _print_all(described, delta)
         return
     if tries is None:
-        interval, name = price(rounds_given, delta, accountant)
+        interval, name = price(described, delta, accountant)
     else:
-        interval, name = (
-            price_search(rounds_given.published, rounds_given.unit, delta, RandomTries.with_mean(tries, tries_shape)),
-            "renyi",
-        )
-    if asked().as_json:
-        print_json({"epsilon": {"lower": interval.lower, "upper": interval.upper}, "accountant": name})
-    else:
-        print_rich(
-            f"epsilon = {epsilon_text(interval.lower, interval.upper)} at delta = {delta:g}   ({name} accountant)"
-        )
+        law = RandomTries.with_mean(tries, tries_shape)
+        interval, name = price_search(described.published, described.unit, delta, law), "renyi"
+    found: dict[str, object] = {"epsilon": {"lower": interval.lower, "upper": interval.upper}, "accountant": name}
+    lines = [f"epsilon = {epsilon_text(interval.lower, interval.upper)} at delta = {delta:g}   ({name} accountant)"]
+    if kind is not Solved.EPSILON:
+        found[kind.replace("-", "_")] = value
+        lines.insert(0, f"{kind.replace('-', ' ')} = {value:.7g} keeps epsilon <= {epsilon:g}")
+    found["kind"] = kind
+    if plot is not None:
+        plot_rounds(described, EpsilonDelta(epsilon or interval.upper, delta), plot)
+        found["plot"] = str(plot)
+        lines.append(f"plot written to {plot}")
+    answer(found, *lines)
 
 
-def _print_all(rounds_given: NoisyRounds, delta: float) -> None:
+def _print_all(described: NoisyRounds, delta: float) -> None:
 
     answers: dict[str, EpsilonInterval | str] = {}
     for name in AccountantName:
         try:
-            answers[name.value] = price(rounds_given, delta, name)[0]
+            answers[name.value] = price(described, delta, name)[0]
         except (UnsupportedCombination, NotCertified) as no:
             answers[name.value] = str(no)
-    if all(isinstance(answer, str) for answer in answers.values()):
-        price(rounds_given, delta)  # raises the reason with its remedy
-    rows = [
-        {"accountant": name, "refused": answer}
-        if isinstance(answer, str)
-        else {"accountant": name, "epsilon": {"lower": answer.lower, "upper": answer.upper}}
-        for name, answer in answers.items()
-    ]
+    if all(isinstance(found, str) for found in answers.values()):
+        price(described, delta)  # raises the reason with its remedy
     if asked().as_json:
-        print_json(rows)
+        print_json(
+            [
+                {"accountant": name, "refused": found}
+                if isinstance(found, str)
+                else {"accountant": name, "epsilon": {"lower": found.lower, "upper": found.upper}}
+                for name, found in answers.items()
+            ]
+        )
         return
     table = Table("accountant", "epsilon", title=f"epsilon at delta = {delta:g}")
-    for label, answer in answers.items():
-        text = f"[dim]{answer}[/dim]" if isinstance(answer, str) else epsilon_text(answer.lower, answer.upper)
+    for label, found in answers.items():
+        text = f"[dim]{found}[/dim]" if isinstance(found, str) else epsilon_text(found.lower, found.upper)
         table.add_row(label, text)
     print_rich(table)
 
@@ -179,39 +180,25 @@ def _print_all(rounds_given: NoisyRounds, delta: float) -> None:
 _COLOURS = {"holds": "green", "fails": "red", "undecided": "yellow", "not applicable": "yellow"}
 
 
-@click.group(
-    "theorems",
-    cls=Subcommands,
-    invoke_without_command=True,
-    short_help="which published privacy theorems hold, computed",
-)
+@click.group("theorems", cls=Subcommands, invoke_without_command=True)
 @click.pass_context
 def theorems_command(ctx: click.Context) -> None:
-    """Judge the privacy claims of four papers, or of your own, by computation.
-
-    \b
-    theorems                        every claim at its paper's own setting
-    theorems -v                     the same with the reasons
-    theorems check ID [--set x=1]   one claim, at any setting
-    theorems check my_paper.py      the claims in a file of your own
-    theorems why ID                 why one claim holds or fails
-    theorems show ID                its formula, conditions and parameters
-    """
+    """Judge the privacy claims of four papers, or of your own, by computation."""
     if ctx.invoked_subcommand is None:
         _list()
 
 
 @theorems_command.command("list")
-def list_all() -> None:
-    """Every claim at its paper's own setting."""
+def list_command() -> None:
+    """Every claim at its paper's own setting; with -v the reasons."""
     _list()
 
 
 @theorems_command.command("check")
 @click.argument("id", metavar="ID|FILE.py")
 @click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="Change a parameter of the claim.")
-def check(id: str, settings: tuple[str, ...]) -> None:
-    """One claim at its paper's setting, changed where --set says so.
+def check_command(id: str, settings: tuple[str, ...]) -> None:
+    """One claim at its paper's setting, changed where --set says so; -v adds source and parameters.
 
     FILE.py is a Python file of your own that defines THEOREMS, a tuple of calibrate.theorems.theorem.Theorem; it is
     run, and all its claims are judged, each with the parameters of --set that it knows.
@@ -227,54 +214,9 @@ def check(id: str, settings: tuple[str, ...]) -> None:
     theorem = theorem_named(id)
     verdict = theorem.judge(_settings(settings))
     if asked().as_json:
-        print_json(verdict.to_json())
+        print_json(verdict.to_json() | theorem.source())
     else:
         _show_verdict(theorem, verdict)
-
-
-@theorems_command.command("why")
-@click.argument("id")
-def why(id: str) -> None:
-    """The reason for one verdict at its paper's setting, for all settings, and what was misprinted."""
-    theorem = theorem_named(id)
-    verdict = theorem.judge()
-    if asked().as_json:
-        keys = ("id", "verdict", "why", "as_quantified", "why_as_quantified", "counterexample", "misprint")
-        print_json({key: value for key, value in verdict.to_json().items() if key in keys})
-    else:
-        print_rich(f"{_coloured(verdict.outcome)}: {verdict.finding.why}.", *_all_settings(verdict))
-
-
-@theorems_command.command("show")
-@click.argument("id")
-def show(id: str) -> None:
-    """A claim's printed formula, its source, and the parameters that --set can change."""
-    theorem = theorem_named(id)
-    parameters = [
-        {
-            "name": parameter.name,
-            "default": parameter.default.value if isinstance(parameter.default, Enum) else parameter.default,
-            "meaning": parameter.meaning,
-            "symbols": list(parameter.symbols),
-        }
-        for parameter in theorem.parameters
-    ]
-    if asked().as_json:
-        print_json(
-            {
-                "id": theorem.id,
-                "citation": theorem.citation,
-                "place": theorem.place,
-                "formula": theorem.formula,
-                "parameters": parameters,
-            }
-        )
-        return
-
-    table = Table("parameter", "paper's value", "meaning")
-    for row in parameters:
-        table.add_row(str(row["name"]), str(row["default"]), str(row["meaning"]))
-    print_rich(f"[bold]{theorem.id}[/bold]  {theorem.place}", theorem.citation, f"printed: {theorem.formula}", table)
 
 
 def _check_file(path: Path, settings: dict[str, object]) -> None:
@@ -341,12 +283,12 @@ def _list() -> None:
         "",
         "paper: at the paper's own setting; all: as the claim is quantified.",
         "n/a: not applicable; open: undecided; factor: computed / claimed;",
-        "*: a misprint, `theorems why ID` says which.",
+        "*: a misprint, `theorems check ID` says which.",
         f"[bold]{len(judged)} claims: {said} at the paper's setting; {failing} fail as quantified.[/bold]",
     ]
     if asked().verbose:
         lines += [f"{theorem.id}: {verdict.finding.why}." for theorem, verdict in judged]
-    print_rich(*lines, "Why: `theorems why ID`. Other settings: `theorems check ID --set name=value`.")
+    print_rich(*lines, "Why: `theorems check ID`. Other settings: `theorems check ID --set name=value`.")
 
 
 def _coloured(outcome: Outcome) -> str:
@@ -391,7 +333,7 @@ def _factor(verdict: Verdict) -> str:
 
 def _show_verdict(theorem: Theorem, verdict: Verdict) -> None:
     claimed, found = _numbers(verdict)
-    lines = [
+    lines: list[object] = [
         f"[bold]{theorem.id}[/bold]  {theorem.place}",
         f"printed:  {theorem.formula}",
         f"here:     {_coloured(verdict.outcome)}   claimed {claimed}, computed {found}",
@@ -401,6 +343,11 @@ def _show_verdict(theorem: Theorem, verdict: Verdict) -> None:
     lines += [f"  [{'x' if rule.holds else ' '}] {rule.text}".replace("[", "\\[", 1) for rule in verdict.preconditions]
     lines += [f"granted:  {text}" for text in verdict.finding.granted]
     lines += [f"  {name} = {value}" for name, value in verdict.finding.details.items()]
+    if asked().verbose:
+        table = Table("parameter", "paper's value", "meaning")
+        for parameter in theorem.parameters:
+            table.add_row(parameter.name, str(parameter.shown_default), parameter.meaning)
+        lines += [f"source:   {theorem.citation}", table]
     print_rich(*lines)
 
 

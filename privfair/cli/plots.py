@@ -1,9 +1,10 @@
-"""Figures for a calibrated budget."""
+"""Figures: what noise and rounds cost, and what each threshold does."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,8 +12,10 @@ from calibrate.accountants.registry import best_epsilon
 from calibrate.budget import CertifiedBudget, calibrate_plan
 from calibrate.errors import InvalidInput
 from calibrate.plans.from_mapping import plan_from_mapping
-from calibrate.privacy_unit import EpsilonDelta, EpsilonInterval
+from calibrate.privacy_unit import EpsilonDelta, EpsilonInterval, PrivacyUnit
+from calibrate.questions import NoisyRounds, price
 from calibrate.releases import scale_noise
+from calibrate.solve import Certificate, solve_noise
 from privfair.cli.output import track
 
 if TYPE_CHECKING:
@@ -29,27 +32,66 @@ def plot_budget(budget: CertifiedBudget, path: Path) -> None:
     """Two panels: epsilon against rounds at the calibrated noise, and the noise against epsilon."""
     if budget.factor is None:
         raise InvalidInput("--plot", str(path), "there is no noise to plot: rounds are free", "drop --plot")
+    factor, plan, target = budget.factor, budget.plan, budget.target
+
+    def cost(rounds: int) -> EpsilonInterval:
+        changed = plan_from_mapping(plan.algorithm, plan.parameters() | {"rounds": rounds})
+        return best_epsilon(scale_noise(changed.template(), factor), changed.unit, target.delta).interval
+
+    def noise(epsilon: float) -> Noises:
+        other = calibrate_plan(plan, EpsilonDelta(epsilon, target.delta))
+        return {value.name: other.value(value.name).sigma for value in budget.values}
+
+    _two_panels(f"{plan.algorithm.value}, {_promise_text(target, plan.unit)}", plan.rounds, cost, target, noise, path)
+
+
+def plot_rounds(described: NoisyRounds, target: EpsilonDelta, path: Path) -> None:
+    """The same two panels for rounds of noise without a plan."""
+    unit, first = described.unit, described.noise_multipliers[0]
+
+    def cost(rounds: int) -> EpsilonInterval:
+        return price(replace(described, rounds=rounds), target.delta)[0]
+
+    def noise(epsilon: float) -> Noises:
+        needed = EpsilonDelta(epsilon, target.delta)
+        return {"noise multiplier": solve_noise(described.published, unit, needed, Certificate.UPPER).factor * first}
+
+    _two_panels(_promise_text(target, unit), described.rounds, cost, target, noise, path)
+
+
+Noises = dict[str, float]
+
+
+def _promise_text(target: EpsilonDelta, unit: PrivacyUnit) -> str:
+    return f"epsilon {target.epsilon:g} at delta {target.delta:g}, one {unit.protected.value} ({unit.relation.value})"
+
+
+def _two_panels(
+    title: str,
+    rounds: int,
+    cost: Callable[[int], EpsilonInterval],
+    target: EpsilonDelta,
+    noise: Callable[[float], Noises],
+    path: Path,
+) -> None:
+
     plt = _pyplot(path)
     figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4), layout="constrained")
-    _epsilon_against_rounds(budget, left)
-    _noise_against_epsilon(budget, right)
-    figure.suptitle(
-        f"{budget.plan.algorithm.value}: epsilon {budget.target.epsilon:g} at delta {budget.target.delta:g}, "
-        f"one {budget.plan.unit.protected.value} ({budget.plan.unit.relation.value})"
-    )
+    _epsilon_against_rounds(rounds, cost, target.epsilon, left)
+    _noise_against_epsilon(noise, target.epsilon, right)
+    figure.suptitle(title)
     figure.savefig(path)
     plt.close(figure)
 
 
-def _epsilon_against_rounds(budget: CertifiedBudget, axes: Axes) -> None:
-    rounds = budget.plan.rounds
+def _epsilon_against_rounds(rounds: int, cost: Callable[[int], EpsilonInterval], epsilon: float, axes: Axes) -> None:
     grid = sorted({max(1, round(rounds * 2 ** (step / 2))) for step in range(-2 * 3, 5)})
-    costs = [_cost(budget, count) for count in track("epsilon by rounds", grid)]
+    costs = [cost(count) for count in track("epsilon by rounds", grid)]
     axes.fill_between(grid, [c.lower for c in costs], [c.upper for c in costs], alpha=0.3, label="certified interval")
     axes.plot(grid, [c.upper for c in costs], marker="o", markersize=3, label="may be promised")
     axes.axvline(rounds, linestyle=":", color="grey")
-    axes.axhline(budget.target.epsilon, linestyle=":", color="grey")
-    axes.set(xlabel="rounds at the calibrated noise", ylabel="epsilon", xscale="log")
+    axes.axhline(epsilon, linestyle=":", color="grey")
+    axes.set(xlabel="rounds at this noise", ylabel="epsilon", xscale="log")
     _label_ticks(axes.xaxis, grid[:: max(1, len(grid) // 5)])
     axes.legend()
 
@@ -60,24 +102,16 @@ def _label_ticks(axis: Axis, values: Sequence[float]) -> None:
     axis.set_ticks([], minor=True)
 
 
-def _cost(budget: CertifiedBudget, rounds: int) -> EpsilonInterval:
-    plan = plan_from_mapping(budget.plan.algorithm, budget.plan.parameters() | {"rounds": rounds})
-    assert budget.factor is not None
-    return best_epsilon(scale_noise(plan.template(), budget.factor), plan.unit, budget.target.delta).interval
-
-
-def _noise_against_epsilon(budget: CertifiedBudget, axes: Axes) -> None:
-    grid = [budget.target.epsilon * 2 ** (step / 2) for step in range(-_POINTS // 2 + 1, _POINTS // 2 + 1)]
-    delta, shown = budget.target.delta, track("noise by epsilon", grid)
-    others = [calibrate_plan(budget.plan, EpsilonDelta(epsilon, delta)) for epsilon in shown]
-    for value in budget.values:
-        sigmas = [other.value(value.name).sigma for other in others]
-        axes.plot(grid, sigmas, marker="o", markersize=3, label=value.name)
-    axes.axvline(budget.target.epsilon, linestyle=":", color="grey")
+def _noise_against_epsilon(noise: Callable[[float], Noises], epsilon: float, axes: Axes) -> None:
+    grid = [epsilon * 2 ** (step / 2) for step in range(-_POINTS // 2 + 1, _POINTS // 2 + 1)]
+    found = [noise(each) for each in track("noise by epsilon", grid)]
+    for name in found[0]:
+        axes.plot(grid, [each[name] for each in found], marker="o", markersize=3, label=name)
+    axes.axvline(epsilon, linestyle=":", color="grey")
     axes.set(xlabel="epsilon", ylabel="sigma", xscale="log", yscale="log")
     _label_ticks(axes.xaxis, grid[::2])
-    every = [other.value(value.name).sigma for value in budget.values for other in (others[0], others[-1])]
-    low, high = math.log(min(every)), math.log(max(every))
+    ends = [math.log(value) for each in (found[0], found[-1]) for value in each.values()]
+    low, high = min(ends), max(ends)
     _label_ticks(
         axes.yaxis, [float(f"{math.exp(low + share * (high - low)):.2g}") for share in (0, 0.25, 0.5, 0.75, 1)]
     )

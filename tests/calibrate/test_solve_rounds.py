@@ -1,4 +1,4 @@
-"""Solving for rounds and for the sampling rate, of a release and of a plan."""
+"""Solving for rounds and for the sampling rate."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ import pytest
 
 from calibrate.accountants.certified import CertifiedAccountant
 from calibrate.accountants.registry import epsilon_of
-from calibrate.budget import solve_parameter
 from calibrate.errors import InvalidInput
 from calibrate.privacy_unit import EpsilonDelta, PrivacyUnit, Relation
-from calibrate.questions import rounds
+from calibrate.questions import Solved, price, rounds, solve_missing
 from calibrate.releases import Gaussian, InSequence, Release, Repeated, Sampled, Together
 from calibrate.sampling import FixedSize, Poisson
 from calibrate.solve import solve_rounds
@@ -65,55 +64,50 @@ class TestRounds:
 
     def test_not_even_one_round(self) -> None:
         assert most_rounds(Gaussian(0.5)) == 0
-        with pytest.raises(InvalidInput, match="already at rounds = 1"):
-            solve_parameter("rounds", "gaussian", {"rounds": 1, "sampling-rate": 1.0}, 0.5, TARGET)
+        with pytest.raises(InvalidInput, match="in its first round"):
+            rounds(epsilon=2.0, delta=1e-5, noise_multiplier=0.5)
 
     def test_rounds_that_cost_next_to_nothing_are_not_counted_for_ever(self) -> None:
-        with pytest.raises(InvalidInput, match="more than 1000000000 rounds"):
-            solve_parameter("rounds", "gaussian", {"rounds": 1, "sampling-rate": 1.0}, 1e9, TARGET)
+        assert rounds(epsilon=2.0, delta=1e-5, noise_multiplier=1e9) == 10**12
 
 
 class TestRate:
     def test_rate_is_safe_and_nearly_largest(self) -> None:
-        solved = solve_parameter("rate", "gaussian", {"rounds": 200, "sampling-rate": 0.5}, 1.5, TARGET)
+        kind, rate, described = solve_missing(2.0, 1e-5, (1.5,), 200)
 
         def at(rate: float) -> Release:
             return Repeated(Sampled(Poisson(rate), Gaussian(1.5)), 200)
 
-        assert solved.certified.upper <= 2.0 < solved.beyond
-        assert epsilon(at(solved.value)) <= 2.0 * (1 + 1e-5)
-        assert epsilon(at(solved.value * 1.001)) > 2.0
+        assert kind is Solved.RATE
+        assert price(described, 1e-5)[0].upper <= 2.0
+        assert epsilon(at(rate)) <= 2.0 * (1 + 1e-5)
+        assert epsilon(at(rate * 1.001)) > 2.0
 
     def test_all_of_it(self) -> None:
-        assert solve_parameter("rate", "gaussian", {"rounds": 1, "sampling-rate": 0.5}, 50.0, TARGET).value == 1.0
+        assert solve_missing(2.0, 1e-5, (50.0,), 1)[1] == 1.0
 
     def test_no_rate_is_small_enough(self) -> None:
-        with pytest.raises(InvalidInput, match="already at cohort = 1"):
-            solve_parameter("rate", "fpfl", {"users": 10, "cohort": 1, "rounds": 500, "clip": 1.0}, 0.5, TARGET)
+        with pytest.raises(InvalidInput, match="already at a sampling rate of 1e-06"):
+            solve_missing(1e-4, 1e-12, (0.1,), 10**6)
 
-    def test_an_algorithm_without_a_rate_says_so(self) -> None:
-        with pytest.raises(InvalidInput, match="no sampling rate"):
-            solve_parameter("rate", "pay-once", {}, 1.0, TARGET)
+    def test_only_what_is_left_out_can_be_solved_for(self) -> None:
+        with pytest.raises(InvalidInput, match="nothing to solve for"):
+            solve_missing(2.0, 1e-5, (1.5,), 200, sampling_rate=0.1)
+        with pytest.raises(InvalidInput, match="Poisson batches only"):
+            solve_missing(2.0, 1e-5, (1.5,), 200, sampling="shuffled")
 
 
 @pytest.mark.parametrize("z", [1.0, 2.0])
-def test_a_plans_rounds_are_the_rounds_of_its_release(z: float) -> None:
-    of_plan = solve_parameter("rounds", "gaussian", {"rounds": 1, "sampling-rate": 0.05}, z, TARGET)
-    per_round = Sampled(Poisson(0.05), Gaussian(z))
-    assert (
-        of_plan.value
-        == most_rounds(per_round)
-        == rounds(epsilon=2.0, delta=1e-5, noise_multiplier=z, sampling_rate=0.05)
-    )
-    assert of_plan.certified.upper <= 2.0 < of_plan.beyond
+def test_rounds_left_out_are_the_most_of_the_release(z: float) -> None:
+    kind, most, described = solve_missing(2.0, 1e-5, (z,), None, sampling_rate=0.05)
+    assert kind is Solved.ROUNDS
+    assert most == described.rounds == most_rounds(Sampled(Poisson(0.05), Gaussian(z)))
+    assert most == rounds(epsilon=2.0, delta=1e-5, noise_multiplier=z, sampling_rate=0.05)
 
 
-def test_random_allocation_is_solved_in_whole_epochs_and_has_no_rate() -> None:
-    given = {"sampling": "random-allocation", "batches": 20}
-    solved = solve_parameter("rounds", "gaussian", given, 1.5, EpsilonDelta(2.0, 1e-5))
-    assert solved.value % 20 == 0
-    assert solved.certified.upper <= 2.0 < solved.beyond
-    with pytest.raises(InvalidInput, match="batches per epoch"):
-        solve_parameter("rate", "gaussian", given | {"rounds": 20}, 1.5, EpsilonDelta(2.0, 1e-5))
-    with pytest.raises(InvalidInput, match="rounds = 20"):
-        solve_parameter("rounds", "gaussian", given, 0.5, EpsilonDelta(0.1, 1e-5))
+def test_random_allocation_is_solved_in_whole_epochs() -> None:
+    _, most, described = solve_missing(2.0, 1e-5, (1.5,), None, sampling="random-allocation", batches=20)
+    assert most % 20 == 0
+    assert price(described, 1e-5)[0].upper <= 2.0
+    with pytest.raises(InvalidInput, match="in its first round"):
+        solve_missing(0.1, 1e-5, (0.5,), None, sampling="random-allocation", batches=20)

@@ -145,14 +145,33 @@ def test_explain_prices_the_alternatives() -> None:
     assert any(not row["offered"] for row in rows)
 
 
-def test_solve_for_rounds_and_rate_round_toward_privacy() -> None:
-    words = """calibrate fedfdp --epsilon 2 --delta 1e-5 --clip 1 --loss-clip 1 --loss-noise-ratio 2.5
-        --noise-multiplier 2"""
-    rounds = privfair(*words.split(), "--sampling-rate", "0.05", "--solve", "rounds", "--json").json()
-    assert rounds["certified"]["upper"] <= 2 < rounds["beyond"]
-    rate = privfair(*words.split(), "--rounds", "268", "--solve", "rate", "--json").json()
-    assert rate["certified"]["upper"] <= 2 < rate["beyond"]
-    assert 0.04 < rate["sampling_rate"] < 0.05
+def test_account_solves_for_what_is_left_out() -> None:
+    words = ("account", "--delta", "1e-5", "--json")
+    rate = ("--sampling-rate", "0.01")
+    cost = privfair(*words, *rate, "--noise-multiplier", 1.4146194, "--rounds", 1000).json()
+    noise = privfair(*words, *rate, "--epsilon", 1, "--rounds", 1000).json()
+    rounds = privfair(*words, *rate, "--epsilon", 1, "--noise-multiplier", 1.4147).json()
+    share = privfair(*words, "--epsilon", 1, "--noise-multiplier", 1.4147, "--rounds", 1000).json()
+    assert [found["kind"] for found in (cost, noise, rounds, share)] == [
+        *("epsilon", "noise-multiplier", "rounds", "sampling-rate")
+    ]
+    assert set(cost) == {"epsilon", "accountant", "kind"}
+    assert noise["noise_multiplier"] == pytest.approx(1.4146194, rel=2e-5)
+    assert rounds["rounds"] == 1000
+    assert share["sampling_rate"] == pytest.approx(0.01, rel=1e-3)
+    for found in (noise, rounds, share):
+        assert 0.99 < found["epsilon"]["upper"] <= 1
+    said = privfair(*words[:-1], *rate, "--epsilon", 1, "--rounds", 1000).out
+    assert said.startswith("noise multiplier = 1.41")
+    one = privfair(*words, "--epsilon", 1).json()
+    assert one["noise_multiplier"] == pytest.approx(3.7306, abs=1e-3)  # a single Gaussian release
+
+
+def test_account_draws_what_it_priced(tmp_path: Path) -> None:
+    figure = tmp_path / "rounds.svg"
+    words = ("--noise-multiplier", 2, "--rounds", 8, "--sampling-rate", 0.1, "--delta", 1e-5)
+    assert privfair("account", *words, "--plot", figure, "--json").json()["plot"] == str(figure)
+    assert "<svg" in figure.read_text()
 
 
 def test_plan_file_and_flags_give_the_same_budget(tmp_path: Path) -> None:
@@ -196,7 +215,11 @@ def test_plot_writes_a_figure(tmp_path: Path) -> None:
         ("account --noise-multiplier 1 --delta 2", "--delta"),
         ("account --noise-multiplier 1 --delta 1e-5 --sampling poisson", "--sampling-rate"),
         ("account --noise-multiplier 1 --delta 1e-5 --sampling poisson --sampling-rate x", "--sampling-rate"),
-        ("account --noise-multiplier 1 --delta 1e-5 --sampling-rate 0.1", "--sampling-rate"),
+        ("account --noise-multiplier 1 --delta 1e-5 --sampling-rate 0.1 --sampling full", "--sampling-rate"),
+        ("account --delta 1e-5", "--epsilon"),
+        ("account --epsilon 1 --noise-multiplier 1 --rounds 2 --sampling-rate 0.1 --delta 1e-5", "--epsilon"),
+        ("account --epsilon 1 --tries 3 --delta 1e-5", "--tries"),
+        ("account --epsilon 1e-9 --noise-multiplier 1 --delta 1e-5", "--noise-multiplier"),
         ("account --noise-multiplier 1 --delta 1e-5 --sampling fixed --sampling-rate 1/1", "fixed-size"),
         (
             "account --noise-multiplier 1 --delta 1e-5 --sampling fixed --sampling-rate 0.1 --batch revealed",
