@@ -183,7 +183,7 @@ def _arrays(state: Any) -> dict[str, Floats]:
 
 
 @cache
-def _hints(kind: type) -> dict[str, Any]:
+def _hints(kind: type) -> Mapping[str, Any]:
     return get_type_hints(kind)
 
 

@@ -298,7 +298,7 @@ class PrivateFairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
                 stacklevel=3,
             )
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         """A copy predicts and knows its promise; the run behind it stays where it is."""
         state = dict(super().__getstate__())
         if "model_" in state:

@@ -207,7 +207,7 @@ def test_the_planner_says_what_calibrate_says(algorithm: str) -> None:
     assert planner.PlannerSetting.from_query(dict(_pairs(setting.query))) == setting
     assert float(shown.upper) >= shown.budget.certified.upper
     assert shown.expected
-    assert {row["method"] for row in shown.expected} == {planner._METHOD[setting.algorithm]}
+    assert {row.method for row in shown.expected} == {planner._METHOD[setting.algorithm]}
     drawn = planner.curves(setting)
     assert len(drawn) == (0 if algorithm == "pay-once" else 2)
     assert all("<polyline" in one.chart for one in drawn)
@@ -282,8 +282,8 @@ def test_the_planner_page_works_without_script(inside: TestClient) -> None:
 def test_every_algorithm_of_the_planner_has_measured_rows() -> None:
     """That they are those of the experiments is checked beside the experiments."""
     rows = planner._table()
-    assert {row["method"] for row in rows} == set(planner._METHOD.values())
-    assert all(row["runs"] >= 5 and row["accuracy"] > row["majority"] for row in rows)
+    assert {row.method for row in rows} == set(planner._METHOD.values())
+    assert all(row.runs >= 5 and row.accuracy > row.majority for row in rows)
 
 
 def test_the_ledger_page_says_what_is_spent_and_what_needs_a_look(world: World, inside: TestClient) -> None:

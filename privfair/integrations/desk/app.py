@@ -32,9 +32,8 @@ from calibrate.privacy_unit import Protected
 from privfair.integrations.desk import planner
 from privfair.integrations.desk.access import REPORT_POLICY, DeskSecrets, Guarded
 from privfair.integrations.desk.books import open_books
-from privfair.integrations.desk.inbox import decline_letter, drop_letter, open_inbox, sign_letter
+from privfair.integrations.desk.papers import Runs, decline_letter, drop_letter, open_inbox, open_runs, sign_letter
 from privfair.integrations.desk.planner import PlannerSetting
-from privfair.integrations.desk.runs import Runs, open_runs
 from privfair.ledger.status import unit_in_words
 from privfair.plan.plan import plan_from_flags
 

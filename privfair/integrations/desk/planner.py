@@ -15,7 +15,7 @@ from dataclasses import MISSING, dataclass
 from enum import Enum
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import get_args, get_type_hints
 from urllib.parse import urlencode
 
 from markupsafe import Markup
@@ -217,7 +217,7 @@ class Answer:
     lower: str
     upper: str
     noises: tuple[tuple[str, str, str], ...]
-    expected: tuple[dict[str, Any], ...]
+    expected: tuple[Measured, ...]
 
 
 def answer(setting: PlannerSetting) -> Answer:
@@ -313,16 +313,29 @@ def _noise_by_epsilon(plan: Plan, target: EpsilonDelta) -> CurveFigure:
     return CurveFigure("What the promise costs", Markup(chart), reading)
 
 
+@dataclass(frozen=True)
+class Measured:
+    """What models of one method reached on one public data set, as the mean of so many runs."""
+
+    data: str
+    method: str
+    unit: str
+    epsilon: float
+    accuracy: float
+    parity_gap: float | None
+    runs: int
+    majority: float
+
+
 @cache
-def _table() -> tuple[dict[str, Any], ...]:
-    rows: list[dict[str, Any]] = json.loads((Path(__file__).parent / "expected.json").read_text("utf-8"))
-    return tuple(rows)
+def _table() -> tuple[Measured, ...]:
+    return tuple(Measured(**row) for row in json.loads((Path(__file__).parent / "expected.json").read_text("utf-8")))
 
 
-def expected(algorithm: AlgorithmName | PluginName, epsilon: float) -> tuple[dict[str, Any], ...]:
+def expected(algorithm: AlgorithmName | PluginName, epsilon: float) -> tuple[Measured, ...]:
     """Accuracies that our experiments measured with this method, at the nearest epsilon that they tried."""
-    rows = [row for row in _table() if row["method"] == _METHOD.get(algorithm)]
+    rows = [row for row in _table() if row.method == _METHOD.get(algorithm)]
     if not rows:
         return ()
-    nearest = min({row["epsilon"] for row in rows}, key=lambda tried: abs(math.log(tried / epsilon)))
-    return tuple(row for row in rows if row["epsilon"] == nearest)
+    nearest = min({row.epsilon for row in rows}, key=lambda tried: abs(math.log(tried / epsilon)))
+    return tuple(row for row in rows if row.epsilon == nearest)

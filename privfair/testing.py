@@ -1,7 +1,12 @@
-"""What every plan, algorithm, theorem and attack must keep: contracts to be called from tests of one's own.
+"""For tests of one's own: is this function's sensitivity what I think, does this mechanism keep its epsilon, and
+does my plan, algorithm, theorem or attack keep what privfair relies on?
 
-Each function raises `ContractBroken`, an AssertionError, with one sentence about what was broken. Randomness is seeded:
-a contract that holds holds in every run.
+>>> from privfair.testing import Box, Domain, assert_sensitivity
+>>> assert_sensitivity(lambda x: x.sum(), 1.0, Domain({"x": Box(0, 1)})).verdict
+'not refuted'
+
+A contract is a function that raises `ContractBroken`, an AssertionError, with one sentence about what was broken.
+Randomness is seeded: a contract that holds holds in every run.
 """
 
 from __future__ import annotations
@@ -16,13 +21,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from audit.claims.assert_dp import MechanismResult, MechanismSearch, PrivacyRefuted, assert_dp
+from audit.claims.claim import Arrays, DistanceClaim, Domain
+from audit.claims.falsify import Search, SearchResult, SensitivityRefuted, assert_sensitivity
+from audit.claims.spaces import Ball, Box, Category, ProbabilitySlopes, Simplex
 from audit.models.roc import area
 from audit.models.shadow_models import Signals
 from calibrate.budget import calibrate_plan
 from calibrate.errors import InvalidInput
 from calibrate.plans.from_mapping import plan_from_mapping
 from calibrate.plans.plan import Plan
-from calibrate.privacy_unit import EpsilonDelta, Relation
+from calibrate.privacy_unit import EpsilonDelta, Norm, Protected, Relation
 from calibrate.sampling import Sampling
 from calibrate.theorems.theorem import Theorem
 from privfair.batches.participation import Participation
@@ -32,6 +41,33 @@ from privfair.contribution import BoundedContribution, Published
 if TYPE_CHECKING:
     from audit.models.membership_attacks import Scoring
     from privfair.algorithms.algorithm import Algorithm, Message, SiloTensors
+
+__all__ = [
+    "Arrays",
+    "Ball",
+    "Box",
+    "Category",
+    "ContractBroken",
+    "DistanceClaim",
+    "Domain",
+    "MechanismResult",
+    "MechanismSearch",
+    "Norm",
+    "PrivacyRefuted",
+    "ProbabilitySlopes",
+    "Protected",
+    "Relation",
+    "Search",
+    "SearchResult",
+    "SensitivityRefuted",
+    "Simplex",
+    "assert_dp",
+    "assert_sensitivity",
+    "check_algorithm",
+    "check_attack",
+    "check_plan",
+    "check_theorem",
+]
 
 _TARGET = EpsilonDelta(2.0, 1e-5)
 _ROUNDING = 1 + 1e-9
