@@ -168,13 +168,12 @@ def _central_limit_start(pairs_at: PairsAt, target: EpsilonDelta, bounds: Bounds
 
 def _rough_gaussian_mu(target: EpsilonDelta) -> float:
     """The mu of a Gaussian mechanism that meets the target, to a few per cent: only a start."""
-    epsilon, low, high = target.epsilon, 1e-6, 2.0 + 2 * math.sqrt(target.epsilon)
-    while high / low > 1.03:
-        mu = math.sqrt(low * high)
+
+    def enough(mu: float) -> bool:
         # Only the first of the two terms of delta(mu): an upper bound on delta.
-        log_delta = math.log(max(0.5 * math.erfc((epsilon / mu - mu / 2) / math.sqrt(2)), 1e-300))
-        low, high = (mu, high) if log_delta < math.log(target.delta) else (low, mu)
-    return low
+        return 0.5 * math.erfc((target.epsilon / mu - mu / 2) / math.sqrt(2)) < target.delta
+
+    return bisected(enough, 1e-6, 2.0 + 2 * math.sqrt(target.epsilon), 0.03)[0]
 
 
 def _variance(pair: DominatingPair) -> float:

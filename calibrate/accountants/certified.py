@@ -21,7 +21,6 @@ from functools import lru_cache, partial
 from typing import assert_never
 
 import numpy as np
-from scipy.optimize import brentq
 from scipy.special import log_ndtr
 
 from calibrate.accountants.compose import LatticeSide, log_cut, on_lattice
@@ -40,6 +39,7 @@ from calibrate.accountants.directions import Composition, Side, compositions
 from calibrate.accountants.doubling import epsilon_by_doubling
 from calibrate.accountants.gaussian import (
     RevealedAccountant,
+    falling_root,
     gaussian_epsilon_interval,
     gaussian_log_delta,
     log_delta_error,
@@ -160,15 +160,7 @@ def _closed_crossing(log_delta: Callable[[float], float], delta: float, sign: in
     def excess(epsilon: float) -> float:
         return max(log_delta(epsilon), -1e6) - target
 
-    if excess(0.0) <= 0:
-        return 0.0
-    high = 1.0
-    while excess(high) > 0:
-        high *= 2
-    epsilon = float(brentq(excess, 0.0, high, xtol=1e-300, rtol=1e-13))
-    while sign * excess(epsilon) > 0:
-        epsilon *= 1 + sign * 1e-13
-    return epsilon
+    return falling_root(excess, sign, 1.0, 2.0, 1e-13, 1e-13)
 
 
 def _widened(epsilon: float, largest: float) -> EpsilonInterval:

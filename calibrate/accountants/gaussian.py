@@ -25,18 +25,19 @@ import numpy as np
 from scipy.optimize import brentq
 from scipy.special import erfcx, ndtr
 
-from calibrate.accountants.registry import CountingAccountant, PairCounts, priced_pairs, self_composed
-from calibrate.accountants.support import DominatingPair, Free, GaussianPair, MixedGaussianPair, Unbounded
+from calibrate.accountants.registry import CountingAccountant, PairCounts, self_composed
+from calibrate.accountants.support import GaussianPair, MixedGaussianPair
 from calibrate.arrays import Floats
 from calibrate.errors import InvalidInput, NotCertified, open_unit, positive
-from calibrate.privacy_unit import EpsilonInterval, PrivacyUnit
-from calibrate.releases import Leaf
+from calibrate.privacy_unit import EpsilonInterval
 
 _SMALL_MU = 0.5
 """Below this R(a) - R(b) is integrated from its derivative; subtracting would cancel."""
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(10)
 _LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
 _UNIT_ROUNDOFF = 2.0**-53
+_FINEST = 8 * _UNIT_ROUNDOFF
+"""The relative precision of a root that is no finer than doubles are."""
 
 
 def _mills(x: Floats) -> Floats:
@@ -114,7 +115,7 @@ def gaussian_mu(epsilon: float, delta: float) -> float:
         high *= 2
     while excess(low) > 0:
         low /= 2
-    mu = _root(excess, low, high)
+    mu = float(brentq(excess, low, high, xtol=1e-300, rtol=_FINEST))
     while excess(mu) > 0:
         mu *= 1 - 4 * _UNIT_ROUNDOFF
     return mu
@@ -134,20 +135,23 @@ def _epsilon_end(mu: float, delta: float, side: int) -> float:
     def excess(epsilon: float) -> float:
         return _log_delta(mu, epsilon, side) - target
 
+    # Phi(-a) <= exp(-a^2/2) gives the first guess; its growth pays for the rounding margin.
+    guess = mu**2 / 2 + mu * math.sqrt(-2 * math.log(delta)) + mu
+    return falling_root(excess, side, guess, 1.5, _FINEST, 4 * _UNIT_ROUNDOFF)
+
+
+def falling_root(
+    excess: Callable[[float], float], side: int, guess: float, growth: float, precision: float, nudge: float
+) -> float:
+    """The smallest epsilon >= 0 at which a falling excess is at most 0, moved until it is so (+1), or is not (-1)."""
     if excess(0.0) <= 0:
         return 0.0
-    # Phi(-a) <= exp(-a^2/2) gives the first guess; the loop pays for the rounding margin.
-    high = mu**2 / 2 + mu * math.sqrt(-2 * math.log(delta)) + mu
-    while excess(high) > 0:
-        high *= 1.5
-    epsilon = _root(excess, 0.0, high)
+    while excess(guess) > 0:
+        guess *= growth
+    epsilon = float(brentq(excess, 0.0, guess, xtol=1e-300, rtol=precision))
     while side * excess(epsilon) > 0:
-        epsilon *= 1 + side * 4 * _UNIT_ROUNDOFF
+        epsilon *= 1 + side * nudge
     return epsilon
-
-
-def _root(function: Callable[[float], float], low: float, high: float) -> float:
-    return float(brentq(function, low, high, xtol=1e-300, rtol=4 * np.finfo(float).eps))
 
 
 def _check_nonnegative(argument: str, value: float) -> None:
@@ -158,15 +162,7 @@ def _check_nonnegative(argument: str, value: float) -> None:
             raise InvalidInput(argument, value, "must be finite and at least 0", "give 0 or more") from None
 
 
-@dataclass(frozen=True)
-class GaussianCost:
-    """An enclosure of the sum of squared mu, carried through every composition with outward rounding."""
-
-    mu_squared_lower: float
-    mu_squared_upper: float
-
-
-class GaussianAccountant:
+class GaussianAccountant(CountingAccountant):
     """Exact accounting of compositions of plain Gaussian releases.
 
     Guarantee: releases with mu_1 .. mu_n, also adaptively chosen, are together exactly the Gaussian mechanism
@@ -174,49 +170,24 @@ class GaussianAccountant:
     """
 
     name = "gaussian"
+    supported = (GaussianPair,)
 
-    def price(self, leaf: Leaf, unit: PrivacyUnit) -> GaussianCost:
-        cost = GaussianCost(0.0, 0.0)
-        for pair in priced_pairs(self.name, leaf, unit, (GaussianPair,)):
-            cost = self.compose(cost, _squared(pair))
-        return cost
-
-    def self_compose(self, cost: GaussianCost, times: int) -> GaussianCost:
-        return _outward(cost.mu_squared_lower * times, cost.mu_squared_upper * times)
-
-    def compose(self, first: GaussianCost, second: GaussianCost) -> GaussianCost:
-        if first.mu_squared_upper == 0 or second.mu_squared_upper == 0:  # nothing is added, nothing is rounded
-            return second if first.mu_squared_upper == 0 else first
-        return _outward(
-            first.mu_squared_lower + second.mu_squared_lower, first.mu_squared_upper + second.mu_squared_upper
+    def _interval(self, cost: PairCounts, delta: float) -> EpsilonInterval:
+        low = high = 0.0
+        for pair, times in cost.counts:
+            assert isinstance(pair, GaussianPair)
+            # The joint multiplier of several values and the division behind mu cost a few roundings.
+            once = _outward(pair.mu**2 * (1 - 16 * _UNIT_ROUNDOFF), pair.mu**2 * (1 + 16 * _UNIT_ROUNDOFF))
+            more = _outward(once[0] * times, once[1] * times)
+            low, high = _outward(low + more[0], high + more[1]) if high else more
+        return gaussian_epsilon_interval(
+            math.nextafter(math.sqrt(low), 0), math.nextafter(math.sqrt(high), math.inf), delta
         )
 
-    def epsilon(self, cost: GaussianCost, delta: float) -> EpsilonInterval:
-        if math.isinf(cost.mu_squared_upper):
-            return EpsilonInterval(math.inf, math.inf)
-        lower = math.nextafter(math.sqrt(cost.mu_squared_lower), 0)
-        upper = math.sqrt(cost.mu_squared_upper)
-        return gaussian_epsilon_interval(lower, math.nextafter(upper, math.inf) if upper else 0.0, delta)
 
-
-def _squared(pair: DominatingPair) -> GaussianCost:
-    match pair:
-        case GaussianPair(mu):
-            # The joint multiplier of several values and the division behind mu cost a few roundings.
-            return _outward(mu**2 * (1 - 16 * _UNIT_ROUNDOFF), mu**2 * (1 + 16 * _UNIT_ROUNDOFF))
-        case Free():
-            return GaussianCost(0.0, 0.0)
-        case Unbounded():
-            return GaussianCost(math.inf, math.inf)
-        case _:
-            raise NotCertified(f"the gaussian accountant has no formula for {pair!r}")
-
-
-def _outward(lower: float, upper: float) -> GaussianCost:
-    """One rounding outward on both sides; an exact 0 (nothing published) and infinity stay what they are."""
-    if upper == 0 or math.isinf(upper):
-        return GaussianCost(lower, upper)
-    return GaussianCost(math.nextafter(lower, 0), math.nextafter(upper, math.inf))
+def _outward(lower: float, upper: float) -> tuple[float, float]:
+    """One rounding outward on both sides."""
+    return math.nextafter(lower, 0), math.nextafter(upper, math.inf)
 
 
 # The law of the sum of squared shifts of many revealed rounds, with nothing lost in the tails.
@@ -381,12 +352,4 @@ def _smallest_epsilon(side: _Side, delta: float) -> float:
     def excess(epsilon: float) -> float:
         return max(side.log_delta(epsilon), -1e6) - target
 
-    if not len(side.mu) or excess(0.0) <= 0:
-        return 0.0
-    high = 1.0
-    while excess(high) > 0:
-        high *= 2
-    epsilon = float(brentq(excess, 0.0, high, xtol=1e-300, rtol=1e-14))
-    while side.sign * excess(epsilon) > 0:
-        epsilon *= 1 + side.sign * 1e-14
-    return epsilon
+    return falling_root(excess, side.sign, 1.0, 2.0, 1e-14, 1e-14) if len(side.mu) else 0.0

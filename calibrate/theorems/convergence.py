@@ -10,7 +10,6 @@ FedFDP's Theorem 1, which has no hidden constants, is in `fedfdp`.
 from __future__ import annotations
 
 import math
-from enum import Enum
 from functools import partial
 from typing import assert_never
 
@@ -19,7 +18,16 @@ import numpy as np
 from calibrate.errors import count, open_unit, positive, rate
 from calibrate.theorems import mmd_fedavg, steffle
 from calibrate.theorems.mmd_fedavg import Kernel, kernel
-from calibrate.theorems.theorem import BoundComparison, Condition, Correction, Finding, Parameter, Setting, Theorem
+from calibrate.theorems.theorem import (
+    BoundComparison,
+    Condition,
+    Correction,
+    Finding,
+    Form,
+    Parameter,
+    Setting,
+    Theorem,
+)
 
 _whole = partial(count, least=1)
 _STEPS = np.geomspace(1e-9, 1.0, 91)[:-1]
@@ -113,21 +121,14 @@ _OF_34 = (
 _DOMAIN_34 = {"silo_size": (10, 10**6), "dimension": (10**7, 10), "epsilon": (0.1, 10.0), "silos": (1, 1000)}
 
 
-class RateForm(Enum):
-    """Theorem 5.1 as printed, or with what its own proof (Theorem B.3) has in place of E and S."""
-
-    PRINTED = "printed"
-    PROVED = "proved"
-
-
 def _rate_51(s: Setting) -> float:
     """The three terms; by Theorem B.3 clients that disagree keep M_1 and M_2 up, however many local steps there are."""
     rounds, local, clients = s.whole("rounds") + 1, s.whole("local_steps"), s.whole("clients")
     population = max(s.whole("population"), clients)
-    match s.choice("reading", RateForm):
-        case RateForm.PRINTED:
+    match s.choice("reading", Form):
+        case Form.PRINTED:
             first, second = 1 / (local * clients), 1 / local
-        case RateForm.PROVED:
+        case Form.PROVED:
             first = 1 / (2 * local * population) + 2 * (1 - clients / population) / clients + 4
             second = 3 / local + 12
         case other:
@@ -219,7 +220,7 @@ THEOREMS = (
             Parameter("clients", 10, "clients per round", _whole, ("S",)),
             Parameter("population", 100, "clients in all", _whole, ("K",)),
             _CONSTANT,
-            Parameter("reading", RateForm.PRINTED, "how the rate is read"),
+            Parameter("reading", Form.PRINTED, "how the rate is read"),
         ),
         conditions=(
             Condition(
@@ -234,7 +235,7 @@ THEOREMS = (
         domain={"clients": (1, 100), "rounds": (10**5, 1), "local_steps": (10**4, 1), "population": (100, 10**4)},
         correction=Correction(
             "its own proof, Theorem B.3, has a middle term that neither E nor S makes small where clients disagree",
-            ("reading", RateForm.PROVED),
+            ("reading", Form.PROVED),
         ),
     ),
 )

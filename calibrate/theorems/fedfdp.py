@@ -21,6 +21,7 @@ from calibrate.theorems.theorem import (
     Direction,
     EpsilonComparison,
     Finding,
+    Form,
     Parameter,
     Setting,
     Theorem,
@@ -189,33 +190,31 @@ def _section_viii(s: Setting) -> Finding:
 
 
 def _row(sigma: float, rounds: int, s: Setting) -> tuple[dict[str, object], EpsilonInterval]:
-    q, delta, target = s.number("sampling_rate"), s.number("delta"), s.number("epsilon")
-    orders, sigma_loss = range(2, s.whole("largest_order") + 1), s.number("sigma_l")
-    model = {a: poisson_log_moment(a, q, sigma) / (a - 1) for a in orders}
-    both = {a: model[a] + poisson_log_moment(a, q, sigma_loss) / (a - 1) for a in orders}
-    true = _true_cost(q, rounds, delta, (sigma, sigma_loss), Batches.SAME)
+    delta, target = s.number("delta"), s.number("epsilon")
+    model, both = _one_round(sigma, s)
+    true = _true_cost(s.number("sampling_rate"), rounds, delta, (sigma, s.number("sigma_l")), Batches.SAME)
     row: dict[str, object] = {
         "sigma": sigma,
         "printed_rounds": rounds,
         "supported_by_gradient_alone": _supported_rounds(model, target, delta),
         "supported_with_loss": _supported_rounds(both, target, delta),
-        "renyi_epsilon": best_order(lambda a: rounds * both[a], delta, orders[-1])[0],
+        "renyi_epsilon": best_order(lambda a: rounds * both[a], delta, s.whole("largest_order"))[0],
         "true_epsilon": true.upper,
     }
     return row, true
+
+
+def _one_round(sigma: float, s: Setting) -> tuple[dict[int, float], dict[int, float]]:
+    """The Renyi curve of one round's gradient, and of gradient and loss as Theorem 2 adds them."""
+    q, orders = s.number("sampling_rate"), range(2, s.whole("largest_order") + 1)
+    model = {a: poisson_log_moment(a, q, sigma) / (a - 1) for a in orders}
+    return model, {a: model[a] + poisson_log_moment(a, q, s.number("sigma_l")) / (a - 1) for a in orders}
 
 
 def _supported_rounds(one_round: dict[int, float], epsilon: float, delta: float) -> int:
     """The largest T at which T times the curve still converts to at most epsilon (0 if not even one round)."""
     slack = {a: epsilon - math.log1p(-1 / a) + math.log(delta * a) / (a - 1) for a in one_round}
     return max(0, *(math.floor(slack[a] / one_round[a]) for a in one_round))
-
-
-class ConvergenceRate(Enum):
-    """Equation 16 as printed, or with the factor 4 that its own proof has (beta = 2/mu squared)."""
-
-    PRINTED = "printed"
-    PROVED = "proved"
 
 
 def _theorem_1(s: Setting) -> Finding:
@@ -230,7 +229,8 @@ def _theorem_1(s: Setting) -> Finding:
             largest = max(largest, distance)
         found, gradients = max(found, curvature / 2 * distance), max(gradients, curvature**2 * largest)
     spread = gradients * (weight**3 + 3 * weight**2) + 2 * noise
-    factor = 1.0 if s.choice("reading", ConvergenceRate) is ConvergenceRate.PRINTED else 4.0
+    factor = 1.0 if s.choice("reading", Form) is Form.PRINTED else 4.0
+    # The proof's beta = 2/mu enters squared: 4 A / mu^2 where A / mu^2 is printed.
     margin = max(2 * weight - 1, 1e-9)  # where it is not positive the claim does not apply
     claimed = smooth / (2 * steps) * (factor * spread / (mu**2 * margin) + first)
     why = (
@@ -299,13 +299,11 @@ def _algorithm_2(s: Setting) -> Finding:
 
 def _section_viii_epsilon(s: Setting) -> Finding:
     """The rounds that sigma alone supports, as in the paper's other table, and what both releases then cost."""
-    q, delta, target = s.number("sampling_rate"), s.number("delta"), s.number("epsilon")
-    sigma, loss, orders = s.number("sigma"), s.number("sigma_l"), range(2, s.whole("largest_order") + 1)
-    model = {a: poisson_log_moment(a, q, sigma) / (a - 1) for a in orders}
-    both = {a: model[a] + poisson_log_moment(a, q, loss) / (a - 1) for a in orders}
+    q, delta, target, sigma = (s.number(name) for name in ("sampling_rate", "delta", "epsilon", "sigma"))
+    model, both = _one_round(sigma, s)
     rounds = max(1, _supported_rounds(model, target, delta))
     charged = _supported_rounds(both, target, delta)
-    true = _true_cost(q, rounds, delta, (sigma, loss), Batches.SAME)
+    true = _true_cost(q, rounds, delta, (sigma, s.number("sigma_l")), Batches.SAME)
     why = (
         f"no number of rounds is printed; sigma = {sigma:g} alone supports {rounds} at epsilon = {target:g}, and "
         f"{charged} with the loss charged; {rounds} rounds of both values cost {true.upper:.4g}"
@@ -326,10 +324,11 @@ _NEVER_SMALLER = (
 )
 _CURVE = (_RATE, _ROUNDS, _DELTA, _ORDERS, _READING)
 
+_claim = partial(Theorem, citation=CITATION)
+
 THEOREMS = (
-    Theorem(
+    _claim(
         id="fedfdp.equation-13",
-        citation=CITATION,
         place="Section V-A, Equation 13",
         formula="|| min(1 + lambda Delta, C / ||grad||) grad || <= C",
         parameters=(
@@ -342,9 +341,8 @@ THEOREMS = (
         ),
         compute=_equation_13,
     ),
-    Theorem(
+    _claim(
         id="fedfdp.theorem-2",
-        citation=CITATION,
         place="Section VII, Theorem 2",
         formula="eps = R_model + R_loss + ln((a-1)/a) - (ln delta + ln a)/(a-1)",
         parameters=(
@@ -364,9 +362,8 @@ THEOREMS = (
         },
         correction=_LOGARITHM,
     ),
-    Theorem(
+    _claim(
         id="fedfdp.theorem-3",
-        citation=CITATION,
         place="Section VII-A, Theorem 3",
         formula="R_model = T/(a-1) * sum_k binom(a,k) (1-q)^(a-k) q^k exp((k^2-k)/(2 sigma^2))",
         parameters=(_SIGMA, *_CURVE),
@@ -374,9 +371,8 @@ THEOREMS = (
         proof=_NEVER_SMALLER,
         correction=_LOGARITHM,
     ),
-    Theorem(
+    _claim(
         id="fedfdp.theorem-4",
-        citation=CITATION,
         place="Section VII-A, Theorem 4",
         formula="R_loss = T/(a-1) * sum_k binom(a,k) (1-q)^(a-k) q^k exp((k^2-k)/(2 sigma_l^2))",
         parameters=(_SIGMA_LOSS, *_CURVE),
@@ -384,9 +380,8 @@ THEOREMS = (
         proof=_NEVER_SMALLER,
         correction=_LOGARITHM,
     ),
-    Theorem(
+    _claim(
         id="fedfdp.theorem-1",
-        citation=CITATION,
         place="Section VI-A, Theorem 1, Equation 16",
         formula="E F(w_t) - F* <= L/(2t) (A / (mu^2 (2 C_t - 1)) + E||w_1 - w*||^2)",
         parameters=(
@@ -399,7 +394,7 @@ THEOREMS = (
             Parameter("clip", 0.1, "the clipping bound", positive, ("C",)),
             Parameter("dimension", 7850, "parameters of the model", _whole, ("d",)),
             Parameter("batch", 256.0, "the smallest batch", positive, ("B",)),
-            Parameter("reading", ConvergenceRate.PRINTED, "how Equation 16 is read"),
+            Parameter("reading", Form.PRINTED, "how Equation 16 is read"),
         ),
         conditions=(
             Condition(
@@ -415,12 +410,11 @@ THEOREMS = (
         compute=_theorem_1,
         correction=Correction(
             "its proof takes beta = 2/mu, so that A/mu^2 is 4A/mu^2: printed is a quarter of what is proved",
-            ("reading", ConvergenceRate.PROVED),
+            ("reading", Form.PROVED),
         ),
     ),
-    Theorem(
+    _claim(
         id="fedfdp.equation-14",
-        citation=CITATION,
         place="Section V-B, Equations 14 and 15",
         formula="C_l of round t = noisy mean of min(C_l of round t-1, max(0, loss)): about the mean loss",
         parameters=(
@@ -429,9 +423,8 @@ THEOREMS = (
         ),
         compute=_equation_14,
     ),
-    Theorem(
+    _claim(
         id="fedfdp.algorithm-2.division",
-        citation=CITATION,
         place="Algorithm 2, line 15; priced by Theorem 2",
         formula="(sum of clipped gradients + N(0, (sigma C)^2)) / |B| costs what the noisy sum costs",
         parameters=(
@@ -445,9 +438,8 @@ THEOREMS = (
         ),
         compute=_algorithm_2,
     ),
-    Theorem(
+    _claim(
         id="fedfdp.section-VIII.epsilon",
-        citation=CITATION,
         place="Section VIII-A, the setting of Tables IV and V",
         formula="q = 0.05, sigma = 2, sigma_l = 5, delta = 1e-5: eps = 3.52",
         parameters=(
@@ -460,9 +452,8 @@ THEOREMS = (
         ),
         compute=_section_viii_epsilon,
     ),
-    Theorem(
+    _claim(
         id="fedfdp.section-VIII.rounds",
-        citation=CITATION,
         place="Section VIII-C, Impact of Different sigma",
         formula="eps = 2, q = 0.05, delta = 1e-5: sigma = 1, 1.5, 2, 2.5, 3 support T = 6, 115, 268, 463, 708",
         parameters=(

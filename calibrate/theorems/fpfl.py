@@ -29,26 +29,20 @@ _USERS = 16280
 _whole = partial(count, least=1)
 
 
-class NeighbourRelation(Enum):
-    """How neighbouring data sets differ: by one user more, as in the paper's Definition 1, or by another user."""
-
-    ADD_REMOVE = "add-remove"
-    REPLACE_ONE = "replace-one"
+_RELATIONS = (Relation.ADD_REMOVE, Relation.REPLACE_ONE)
+"""Neighbouring data sets differ by one user more, as in the paper's Definition 1, or by another user."""
 
 
 def _algorithm_1(s: Setting) -> Finding:
     """sigma by the cited accountant with sensitivity C; the truth under the paper's own relation and the other."""
     users, cohort, rounds = s.whole("users"), s.whole("cohort"), s.whole("rounds")
-    claimed, delta, asked = s.number("epsilon"), s.number("delta"), s.choice("relation", NeighbourRelation)
+    claimed, delta, asked = s.number("epsilon"), s.number("delta"), s.choice("relation", Relation)
     if cohort >= users:
         raise InvalidInput("cohort", cohort, "is everybody, so nothing is sampled", "use a smaller cohort")
     sigma = fixed_size_sigma(cohort / users, rounds, claimed, delta, s.whole("largest_order"))
     published = Repeated(Sampled(FixedSize(users, cohort), Gaussian(sigma)), rounds)
-    costs = {
-        each: best_epsilon(published, PrivacyUnit(Protected.USER, Relation(each.value)), delta).interval
-        for each in NeighbourRelation
-    }
-    added, replaced = costs[NeighbourRelation.ADD_REMOVE], costs[NeighbourRelation.REPLACE_ONE]
+    costs = {each: best_epsilon(published, PrivacyUnit(Protected.USER, each), delta).interval for each in _RELATIONS}
+    added, replaced = costs[Relation.ADD_REMOVE], costs[Relation.REPLACE_ONE]
     why = (
         f"the cited accountant, told that the sensitivity is C, returns sigma = {sigma:.4g}; but in a cohort of fixed"
         " size a user takes another one's place, which moves the clipped sum by 2C; added or removed, a user then costs"
@@ -95,48 +89,41 @@ def _gaussian_rdp(s: Setting) -> Finding:
     return Finding(BoundComparison("Rényi divergence of the Gaussian mechanism", printed, found), why)
 
 
+def _setting(users: int, cohort: int, rounds: int) -> tuple[Parameter, ...]:
+    """The parameters of Algorithm 1 at one of the paper's settings."""
+    said = "how neighbouring data sets differ; the paper's Definition 1"
+    return (
+        Parameter("users", users, "number of users", _whole, ("K",)),
+        Parameter("cohort", cohort, "users in a round", _whole, ("m",)),
+        Parameter("rounds", rounds, "rounds", _whole, ("T",)),
+        Parameter("epsilon", 2.0, "the promised epsilon", positive, ("eps",)),
+        Parameter("delta", 1 / users, "the promised delta, 1/K in the paper", open_unit),
+        Parameter("largest_order", 64, "Rényi orders 2 .. this are tried", partial(count, least=2)),
+        Parameter("relation", Relation.ADD_REMOVE, said, among=_RELATIONS),
+    )
+
+
+_claim = partial(Theorem, citation=CITATION)
+
 THEOREMS = (
-    Theorem(
+    _claim(
         id="fpfl.algorithm-1",
-        citation=CITATION,
         place="Section 3.2, Algorithm 1; Adult setting of Section 4.1",
         formula="sigma by Wang, Balle, Kasiviswanathan 2019 for (K, m, eps, delta, T), noise N(0, C^2 sigma^2)",
-        parameters=(
-            Parameter("users", _USERS, "number of users", _whole, ("K",)),
-            Parameter("cohort", 200, "users in a round", _whole, ("m",)),
-            Parameter("rounds", 1000, "rounds", _whole, ("T",)),
-            Parameter("epsilon", 2.0, "the promised epsilon", positive, ("eps",)),
-            Parameter("delta", 1 / _USERS, "the promised delta, 1/K in the paper", open_unit),
-            Parameter("largest_order", 64, "Rényi orders 2 .. this are tried", partial(count, least=2)),
-            Parameter(
-                "relation", NeighbourRelation.ADD_REMOVE, "how neighbouring data sets differ; the paper's Definition 1"
-            ),
-        ),
+        parameters=_setting(_USERS, 200, 1000),
         domain={"cohort": (200, 50, 1000), "rounds": (1000, 250, 5000), "epsilon": (2.0, 8.0)},
         compute=_algorithm_1,
     ),
-    Theorem(
+    _claim(
         id="fpfl.algorithm-1.femnist",
-        citation=CITATION,
         place="Section 3.2, Algorithm 1; FEMNIST setting of Section 4.2",
         formula="the same with K = 3,383, m = 100, T = 2,000, eps = 2, delta = 1/K, printed as 2.5e-4",
-        parameters=(
-            Parameter("users", _FEMNIST_USERS, "number of users", _whole, ("K",)),
-            Parameter("cohort", 100, "users in a round", _whole, ("m",)),
-            Parameter("rounds", 2000, "rounds", _whole, ("T",)),
-            Parameter("epsilon", 2.0, "the promised epsilon", positive, ("eps",)),
-            Parameter("delta", 1 / _FEMNIST_USERS, "the promised delta, 1/K in the paper", open_unit),
-            Parameter("largest_order", 64, "Rényi orders 2 .. this are tried", partial(count, least=2)),
-            Parameter(
-                "relation", NeighbourRelation.ADD_REMOVE, "how neighbouring data sets differ; the paper's Definition 1"
-            ),
-        ),
+        parameters=_setting(_FEMNIST_USERS, 100, 2000),
         domain={"epsilon": (8.0, 0.5), "cohort": (100, 2000)},
         compute=_algorithm_1,
     ),
-    Theorem(
+    _claim(
         id="fpfl.sub-sampling",
-        citation=CITATION,
         place="Section 2.1, Sub-sampling privacy amplification",
         formula="(alpha, eps)-RDP on everybody is (alpha, at most eps)-RDP on a random subset of fixed size",
         parameters=(
@@ -147,9 +134,8 @@ THEOREMS = (
         compute=_sub_sampling,
         proof="exp((alpha - 1) D) is jointly convex, and a subset without the unit tells nothing (see the page)",
     ),
-    Theorem(
+    _claim(
         id="fpfl.gaussian-rdp",
-        citation=CITATION,
         place="Section 2.1, after Equation 3",
         formula="noise N(0, Delta^2 sigma^2) is (alpha, alpha / (2 Delta^2 sigma^2))-RDP",
         parameters=(

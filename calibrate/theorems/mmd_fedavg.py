@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import math
 from enum import Enum
+from functools import partial
 from typing import assert_never
 
 import numpy as np
 
 from calibrate.arrays import Floats
 from calibrate.errors import InvalidInput, positive
+from calibrate.privacy_unit import NoiseKind
 from calibrate.theorems.theorem import (
     BoundComparison,
     Condition,
@@ -42,11 +44,6 @@ class Kernel(Enum):
     ENERGY = "energy"
 
 
-class Noise(Enum):
-    GAUSSIAN = "gaussian"
-    LAPLACE = "laplace"
-
-
 class Amplitude(Enum):
     """Corollary 5.3 as printed (a Gaussian kernel, value 1 at 0), or with the amplitude it leaves out."""
 
@@ -70,21 +67,21 @@ def kernel(kind: Kernel, x: Floats, y: Floats, width: float) -> Floats:
             assert_never(kind)
 
 
-def noise_law(kind: Noise, scale: float, step: float) -> tuple[Floats, Floats]:
+def noise_law(kind: NoiseKind, scale: float, step: float) -> tuple[Floats, Floats]:
     """Nodes and weights of the noise; equally spaced, so the weights stay a positive definite sequence."""
-    reach = {Noise.GAUSSIAN: 9.0, Noise.LAPLACE: 37.0}[kind]
+    reach = {NoiseKind.GAUSSIAN: 9.0, NoiseKind.LAPLACE: 37.0}[kind]
     half = math.ceil(reach * scale / step)
     if half > _MOST_NODES:
         raise InvalidInput(
             "noise_scale", scale, "is too large for the kernel's width", "keep their ratio below a few thousand"
         )
     nodes: Floats = np.arange(-half, half + 1, dtype=np.float64) * (step / scale)
-    density = np.exp(-(nodes**2) / 2) if kind is Noise.GAUSSIAN else np.exp(-np.abs(nodes))
+    density = np.exp(-(nodes**2) / 2) if kind is NoiseKind.GAUSSIAN else np.exp(-np.abs(nodes))
     return nodes * scale, density / density.sum()
 
 
 def noisy_kernel(
-    kind: Kernel, noise: Noise, x: Floats, y: Floats, width: float, scale: float, step: float | None = None
+    kind: Kernel, noise: NoiseKind, x: Floats, y: Floats, width: float, scale: float, step: float | None = None
 ) -> Floats:
     """kappa~(x, y) = E kappa(x, y + xi), by quadrature over the noise with the given step."""
     nodes, weights = noise_law(noise, scale, step or scale / 40)
@@ -94,7 +91,7 @@ def noisy_kernel(
 
 def _proposition_52(s: Setting) -> Finding:
     """The Gram matrix of kappa~ on equally spaced points: symmetric, and its smallest eigenvalue."""
-    kind, noise = s.choice("kernel", Kernel), s.choice("noise", Noise)
+    kind, noise = s.choice("kernel", Kernel), s.choice("noise", NoiseKind)
     width, scale = s.number("width"), s.number("noise_scale")
     points = np.linspace(-2, 2, 33) * max(width, scale)
     gram = noisy_kernel(kind, noise, points[:, None], points[None, :], width, scale)
@@ -114,7 +111,7 @@ def _proposition_52(s: Setting) -> Finding:
     return Finding(BoundComparison(quantity, 0.0, found, Direction.AT_LEAST), why, details=details)
 
 
-def _smallest_spectrum(kind: Kernel, noise: Noise, width: float, scale: float) -> float:
+def _smallest_spectrum(kind: Kernel, noise: NoiseKind, width: float, scale: float) -> float:
     """The smallest value of the discrete Fourier transform of kappa~(u), relative to its largest.
 
     The transform of a sampled function is its spectrum folded over, so a positive spectrum stays positive. The
@@ -168,7 +165,7 @@ def _corollary_53(s: Setting) -> Finding:
 def _gaussian_twice(u: Floats, width: float, scale: float) -> Floats:
     """Gaussian kernel, Gaussian noise; the step resolves the narrower of the two to rounding."""
     step = min(scale / 40, width / 3)
-    return noisy_kernel(Kernel.GAUSSIAN, Noise.GAUSSIAN, u, np.zeros_like(u), width, scale, step)
+    return noisy_kernel(Kernel.GAUSSIAN, NoiseKind.GAUSSIAN, u, np.zeros_like(u), width, scale, step)
 
 
 def _kernel_to_choose(width: float, scale: float) -> dict[str, object]:
@@ -185,15 +182,16 @@ def _kernel_to_choose(width: float, scale: float) -> dict[str, object]:
 _WIDTH = Parameter("width", 1.0, "the kernel's width s", positive, ("s",))
 _NOISE = Parameter("noise_scale", 0.5, "the noise's standard deviation or scale t", positive, ("t",))
 
+_claim = partial(Theorem, citation=CITATION)
+
 THEOREMS = (
-    Theorem(
+    _claim(
         id="mmd.proposition-5.2",
-        citation=CITATION,
         place="Section 5.2, Proposition 5.2",
         formula="kappa~ = kappa * mu_DP is positive semi-definite if kappa is",
         parameters=(
             Parameter("kernel", Kernel.GAUSSIAN, "the kernel"),
-            Parameter("noise", Noise.GAUSSIAN, "the noise law"),
+            Parameter("noise", NoiseKind.GAUSSIAN, "the noise law"),
             _WIDTH,
             _NOISE,
         ),
@@ -214,9 +212,8 @@ THEOREMS = (
         compute=_proposition_52,
         proof="Bochner: the Fourier transform is multiplied by a non-negative one (docs/theorems/mmd-fedavg.md)",
     ),
-    Theorem(
+    _claim(
         id="mmd.corollary-5.3",
-        citation=CITATION,
         place="Section 5.2, Corollary 5.3",
         formula="Gaussian kernel + Gaussian noise = Gaussian kernel with larger variance",
         parameters=(_WIDTH, _NOISE, Parameter("reading", Amplitude.PRINTED, "with or without the amplitude")),

@@ -131,11 +131,6 @@ class Pair(Enum):
     SAFE = "safe"
 
 
-class Drawn(Enum):
-    SHUFFLED = "shuffled"
-    POISSON = "poisson"
-
-
 _whole = partial(count, least=1)
 _SILO = Parameter("silo_size", 7500, "records in the silo", _whole, ("n",))
 _BATCH = Parameter("batch_size", 256, "records in a batch", _whole, ("m",))
@@ -260,7 +255,7 @@ def _interval_text(interval: EpsilonInterval) -> str:
 
 def _price_33(s: Setting, theta: float, w: float) -> tuple[EpsilonInterval, str, tuple[str, ...]]:
     """What the transcript costs, in which words, and what was granted in the theorem's favour."""
-    delta, drawn = s.number("delta"), s.choice("sampling", Drawn)
+    delta, drawn = s.number("delta"), s.choice("sampling", SamplingName)
     revealed = price_plan(_steffle_plan(s), delta, noise_multipliers={H_THETA: theta, H_W: w})
     if s.choice("batch", Batch) is Batch.REVEALED:
         return revealed, f"with {drawn.value} batches, which the plain gradient g reveals,", ()
@@ -269,20 +264,15 @@ def _price_33(s: Setting, theta: float, w: float) -> tuple[EpsilonInterval, str,
         return revealed, story, ("the batches stay secret",)
     granted = ("the batches stay secret", "each record's whole message is clipped, so that the usual pair applies")
     both = Together((Gaussian(theta), Gaussian(w)))
-    match drawn:
-        case Drawn.POISSON:
-            rate = s.whole("batch_size") / s.whole("silo_size")
-            secret = Repeated(Sampled(Poisson(rate, Batch.SECRET), both), s.whole("rounds"))
-            interval = _price_amplified(secret, both, delta, revealed.upper)
-            return interval, "granting secret Poisson batches and the usual pair,", granted
-        case Drawn.SHUFFLED:
-            averages = _epoch_averages(s, theta, w)
-            unit = _steffle_plan(s).unit
-            lower = 0.0 if averages is None else best_epsilon(averages, unit, delta).interval.lower
-            story = "granting secret shuffled batches, for which no amplification is proved,"
-            return EpsilonInterval(min(lower, revealed.upper), revealed.upper), story, granted
-        case _:
-            assert_never(drawn)
+    if drawn is SamplingName.POISSON:
+        rate = s.whole("batch_size") / s.whole("silo_size")
+        secret = Repeated(Sampled(Poisson(rate, Batch.SECRET), both), s.whole("rounds"))
+        interval = _price_amplified(secret, both, delta, revealed.upper)
+        return interval, "granting secret Poisson batches and the usual pair,", granted
+    averages = _epoch_averages(s, theta, w)
+    lower = 0.0 if averages is None else best_epsilon(averages, _steffle_plan(s).unit, delta).interval.lower
+    story = "granting secret shuffled batches, for which no amplification is proved,"
+    return EpsilonInterval(min(lower, revealed.upper), revealed.upper), story, granted
 
 
 def _price_amplified(release: Release, values: Together, delta: float, ceiling: float) -> EpsilonInterval:
@@ -308,7 +298,7 @@ def _epoch_averages(s: Setting, theta: float, w: float) -> Release | None:
 
 
 def _steffle_plan(s: Setting) -> StefflePlan:
-    sampling = SamplingName(s.choice("sampling", Drawn).value)
+    sampling = s.choice("sampling", SamplingName)
     n, m, rounds = s.whole("silo_size"), s.whole("batch_size"), s.whole("rounds")
     return StefflePlan(n, m, rounds, _share(s), 1.0, 1.0, sampling, groups=s.whole("groups"))
 
@@ -378,7 +368,7 @@ _HYBRID_CHOICES: dict[str, Value] = {
     "classes": 2,
     "frequencies": Frequencies.AT_LEAST_RHO,
     "batch": Batch.REVEALED,
-    "sampling": Drawn.SHUFFLED,
+    "sampling": SamplingName.SHUFFLED,
     "pair": Pair.SAFE,
     "radius": Radius.FROBENIUS,
 }
@@ -391,10 +381,11 @@ _SQUARE_ROOT = Correction(
     "the proof bounds the squared sensitivity, and the square root is left out", ("reading", LemmaReading.SQUARE_ROOT)
 )
 
+_claim = partial(Theorem, citation=CITATION)
+
 THEOREMS = (
-    Theorem(
+    _claim(
         id="steffle.lemma-B.1.W",
-        citation=CITATION,
         place="Appendix B, Lemma B.1, second display",
         formula="|| mean over the batch of grad_W psi - its neighbour || <= 8 / (m^2 rho)",
         parameters=_LEMMA,
@@ -402,9 +393,8 @@ THEOREMS = (
         domain=_LEMMA_DOMAIN,
         correction=_SQUARE_ROOT,
     ),
-    Theorem(
+    _claim(
         id="steffle.lemma-B.1.theta",
-        citation=CITATION,
         place="Appendix B, Lemma B.1, first display; D as in Theorem 3.3",
         formula="|| mean over the batch of grad_theta psi - its neighbour || <= 8 D^2 L^2 / (m^2 rho)",
         parameters=(*_LEMMA, _CLASSES, _LIPSCHITZ, _SIZE, Parameter("radius", Radius.ENTRYWISE, "what D bounds")),
@@ -412,9 +402,8 @@ THEOREMS = (
         domain=_LEMMA_DOMAIN,
         correction=_SQUARE_ROOT,
     ),
-    Theorem(
+    _claim(
         id="steffle.theorem-3.3",
-        citation=CITATION,
         place="Section 3.1, Theorem 3.3; Credit Card setting of Section 5",
         formula="sigma_W^2 = 16 T ln(1/delta) / (eps^2 n^2 rho), sigma_theta^2 = L^2 D^2 sigma_W^2 => (eps, delta)",
         parameters=(
@@ -428,7 +417,12 @@ THEOREMS = (
             _CLASSES,
             _FREQUENCIES,
             Parameter("batch", Batch.REVEALED, "whether the observer knows the batches"),
-            Parameter("sampling", Drawn.SHUFFLED, "how batches are drawn"),
+            Parameter(
+                "sampling",
+                SamplingName.SHUFFLED,
+                "how batches are drawn",
+                among=(SamplingName.SHUFFLED, SamplingName.POISSON),
+            ),
             Parameter("pair", Pair.USUAL, "how a secret batch is priced"),
             Parameter("radius", Radius.FROBENIUS, "what D bounds"),
         ),
@@ -436,9 +430,8 @@ THEOREMS = (
         compute=_theorem_33,
         domain=_RELEASE_DOMAIN,
     ),
-    Theorem(
+    _claim(
         id="steffle.theorem-C.2",
-        citation=CITATION,
         place="Appendix C.1, Theorem C.2 (Algorithm 2); at the setting of Theorem 3.3",
         formula="sigma_x^2 = 8 T L_x^2 ln(1/delta) / (eps^2 n^2) for x = w and x = theta => (eps, delta)",
         parameters=(
@@ -453,9 +446,8 @@ THEOREMS = (
         compute=_theorem_c2,
         domain=_RELEASE_DOMAIN,
     ),
-    Theorem(
+    _claim(
         id="steffle.section-4.central",
-        citation=CITATION,
         place="Section 4 and Appendix F, centralised sensitive and decentralised other data",
         formula="the sensitive silo's noisy gradients are (eps, delta) by Theorem 3.3",
         parameters=(
@@ -472,9 +464,8 @@ THEOREMS = (
         compute=_central,
         domain=_RELEASE_DOMAIN,
     ),
-    Theorem(
+    _claim(
         id="steffle.appendix-F.general",
-        citation=CITATION,
         place="Appendix F, the general case",
         formula="noise scaled to the realised batch of a sensitive silo preserves (eps, delta)",
         parameters=(

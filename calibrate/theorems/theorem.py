@@ -25,6 +25,13 @@ _SAME = 1e-9
 """Two closed forms this close, relatively, are the same number; it covers rounding and nothing else."""
 
 
+class Form(Enum):
+    """A claim as it is printed, or with what its own proof has in its place."""
+
+    PRINTED = "printed"
+    PROVED = "proved"
+
+
 class Outcome(Enum):
     """The claim is true here; is false here; the certified interval straddles it; a condition of it does not hold."""
 
@@ -242,6 +249,8 @@ class Parameter:
     meaning: str
     check: Callable[[str, float], float] | None = None
     symbols: tuple[str, ...] = ()
+    among: tuple[Enum, ...] = ()
+    """The choices that the claim speaks of; all members of the default's enumeration if none is listed."""
 
     @property
     def shown_default(self) -> object:
@@ -267,10 +276,11 @@ class Parameter:
     def _choice(self, given: object) -> Enum:
         kind = type(self.default)
         assert issubclass(kind, Enum)
-        for member in kind:
+        offered = self.among or tuple(kind)
+        for member in offered:
             if given in (member, member.value):
                 return member
-        names = ", ".join(str(member.value) for member in kind)
+        names = ", ".join(str(member.value) for member in offered)
         raise InvalidInput(self.name, given, "is not one of the choices", f"use {names}")
 
     def _number(self, given: object) -> float:

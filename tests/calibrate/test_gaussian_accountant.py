@@ -93,9 +93,10 @@ def test_bad_epsilon_is_refused(epsilon: float) -> None:
         gaussian_mu(epsilon, 1e-5)
 
 
-def test_accountant_carries_an_enclosure_of_squared_mu() -> None:
+def test_the_accountant_encloses_the_exact_composition() -> None:
     accountant = GaussianAccountant()
-    unit = PrivacyUnit.of(Relation.REPLACE_ONE)
-    cost = accountant.self_compose(accountant.price(Gaussian(3.0), unit), 7)
-    assert cost.mu_squared_lower < 7 * (2 / 3) ** 2 < cost.mu_squared_upper
-    assert cost.mu_squared_upper - cost.mu_squared_lower < 1e-13
+    cost = accountant.self_compose(accountant.price(Gaussian(3.0), PrivacyUnit.of(Relation.REPLACE_ONE)), 7)
+    interval, mu = accountant.epsilon(cost, 1e-5), 2 * math.sqrt(7) / 3
+    rounded = gaussian_epsilon_interval(mu, mu, 1e-5)
+    assert interval.lower < rounded.lower <= rounded.upper < interval.upper
+    assert interval.upper - interval.lower < 1e-12

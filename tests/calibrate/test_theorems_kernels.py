@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from calibrate.errors import InvalidInput
+from calibrate.privacy_unit import NoiseKind
 from calibrate.theorems.catalogue import theorem_named
-from calibrate.theorems.mmd_fedavg import Kernel, Noise, noisy_kernel
+from calibrate.theorems.mmd_fedavg import Kernel, noisy_kernel
 from calibrate.theorems.theorem import Outcome
 
 PROPOSITION, COROLLARY = theorem_named("mmd.proposition-5.2"), theorem_named("mmd.corollary-5.3")
@@ -41,7 +42,7 @@ def test_a_kernel_can_be_chosen_whose_noisy_version_is_the_one_wanted() -> None:
 def test_laplacian_kernel_with_laplace_noise_matches_its_closed_form() -> None:
     """exp(-|u|) convolved with the Laplace law of scale 1 is (1 + |u|) exp(-|u|) / 2."""
     u = np.linspace(-3, 3, 25)
-    noisy = noisy_kernel(Kernel.LAPLACIAN, Noise.LAPLACE, u, np.zeros_like(u), 1.0, 1.0, step=0.005)
+    noisy = noisy_kernel(Kernel.LAPLACIAN, NoiseKind.LAPLACE, u, np.zeros_like(u), 1.0, 1.0, step=0.005)
     assert noisy == pytest.approx((1 + np.abs(u)) * np.exp(-np.abs(u)) / 2, abs=1e-5)
 
 

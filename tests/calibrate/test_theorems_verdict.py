@@ -123,6 +123,7 @@ def test_the_catalogue_holds_every_claim_once() -> None:
         ({"rounds": "many"}, "must be a number"),
         ({"rounds": "nan"}, "finite"),
         ({"batch": "public"}, "secret, revealed"),
+        ({"sampling": "fixed"}, "use shuffled, poisson"),
         ({"roundz": "3"}, "did you mean rounds"),
         ({"T": "3", "rounds": "3"}, "twice"),
         ({"minority_fraction": "0.6"}, "minority_fraction"),
