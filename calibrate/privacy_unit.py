@@ -89,6 +89,17 @@ class EpsilonInterval:
         """Whether some epsilon lies in this interval and in `other`."""
         return self.lower <= other.upper and other.lower <= self.upper
 
+    def agrees_with(self, other: EpsilonInterval) -> bool:
+        """Whether both can be right: they overlap once each end is moved outward by a billionth of itself.
+
+        Rounding that an accountant bounds to first order only must not look like a contradiction.
+        """
+        lower, upper = max(self.lower, other.lower), min(self.upper, other.upper)
+        return lower * (1 - _ROUNDING) <= upper * (1 + _ROUNDING)
+
+
+_ROUNDING = 1e-9
+
 
 class Norm(Enum):
     """In which norm a contribution is bounded; Gaussian noise needs L2, Laplace noise L1."""

@@ -256,10 +256,6 @@ _HOMES = {
 _LIBRARIES = {AccountantName.PLD: "dp-accounting", AccountantName.PRV: "prv-accountant"}
 """Where a number comes from if not from this package."""
 
-OVERLAP_TOLERANCE = 1e-9
-"""Two intervals agree if they overlap after each end is moved outward by this share of itself: rounding that
-an accountant bounds only to first order must not look like a contradiction."""
-
 
 @dataclass(frozen=True)
 class Priced:
@@ -312,11 +308,9 @@ def second_opinion(release: Release, unit: PrivacyUnit, delta: float, first: Pri
     return _first_answer(others, release, unit, delta)
 
 
-def agree(first: Priced, second: Priced, tolerance: float = OVERLAP_TOLERANCE) -> bool:
-    """Whether both can be right: different accountants whose intervals overlap, each end moved by `tolerance`."""
-    if first.accountant_name is second.accountant_name:
-        return False
-    return _widen(first.interval, tolerance).overlaps(_widen(second.interval, tolerance))
+def agree(first: Priced, second: Priced) -> bool:
+    """Whether both can be right: different accountants whose intervals agree."""
+    return first.accountant_name is not second.accountant_name and first.interval.agrees_with(second.interval)
 
 
 def _by_tightness(release: Release, unit: PrivacyUnit) -> Iterable[AccountantName]:
@@ -345,10 +339,6 @@ def _first_answer(names: Iterable[AccountantName], release: Release, unit: Priva
     if unbounded is None:
         raise NotCertified(f"no accountant could price this release ({'; '.join(refusals)})")
     return unbounded
-
-
-def _widen(interval: EpsilonInterval, tolerance: float) -> EpsilonInterval:
-    return EpsilonInterval(interval.lower * (1 - tolerance), interval.upper * (1 + tolerance))
 
 
 @cache

@@ -26,7 +26,7 @@ from calibrate.manifest.mechanism import (
     NoPrivacyPromised,
     PrivateGuarantee,
 )
-from calibrate.privacy_unit import EpsilonDelta, EpsilonInterval, Relation
+from calibrate.privacy_unit import EpsilonDelta, Relation
 from calibrate.releases import (
     Gaussian,
     Laplace,
@@ -90,12 +90,6 @@ def _retention(document: BudgetDocument) -> Iterator[str]:
 def _search(document: BudgetDocument) -> Iterator[str]:
     if document.accounting.search is not None and not isinstance(document.guarantee, PrivateGuarantee):
         yield "a search is priced, but nothing is promised for it"
-
-
-def could_both_be_right(first: EpsilonInterval, second: EpsilonInterval) -> bool:
-    """Whether two certified intervals overlap, up to rounding that an accountant bounds to first order only."""
-    lower, upper = max(first.lower, second.lower), min(first.upper, second.upper)
-    return lower * (1 - _ROUNDING) <= upper * (1 + _ROUNDING)
 
 
 def _names(document: BudgetDocument) -> Iterator[str]:
@@ -212,7 +206,7 @@ def _price(document: BudgetDocument) -> Iterator[str]:
         yield "a price needs a second opinion"
     elif second.accountant == document.accounting.accountant:
         yield f"both opinions are by {second.accountant}"
-    elif not could_both_be_right(first, second.interval):
+    elif not first.agrees_with(second.interval):
         yield "the two accountants contradict each other"
 
 

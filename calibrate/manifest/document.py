@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import Field, PlainSerializer, PlainValidator, model_validator
 
@@ -31,6 +31,7 @@ from calibrate.manifest.mechanism import (
     Sha256,
     StrictModel,
     Text,
+    is_none,
 )
 from calibrate.manifest.strict_json import Json, NotStrictJson, canonical, digest, in_our_words, parse_object
 from calibrate.privacy_unit import EpsilonInterval
@@ -51,8 +52,9 @@ def _as_sampling(value: object) -> object:
     return decode_sampling(encode_sampling(value) if isinstance(value, Sampling) else value)
 
 
-Event = Annotated[Release, PlainValidator(_as_release), PlainSerializer(encode_release, return_type=dict[str, Any])]
-Scheme = Annotated[Sampling, PlainValidator(_as_sampling), PlainSerializer(encode_sampling, return_type=dict[str, Any])]
+_Fields = dict[str, object]
+Event = Annotated[Release, PlainValidator(_as_release), PlainSerializer(encode_release, return_type=_Fields)]
+Scheme = Annotated[Sampling, PlainValidator(_as_sampling), PlainSerializer(encode_sampling, return_type=_Fields)]
 
 
 class SamplingDeclaration(StrictModel):
@@ -98,14 +100,10 @@ def _numbers(value: object, *names: str) -> list[float | None]:
 
 
 Enclosure = Annotated[
-    EpsilonInterval, PlainValidator(_as_interval), PlainSerializer(_interval_to_json, return_type=dict[str, Any])
+    EpsilonInterval, PlainValidator(_as_interval), PlainSerializer(_interval_to_json, return_type=_Fields)
 ]
 _Declared = Annotated[DeclaredRelease, Field(discriminator="mechanism")]
 Slack = Annotated[ProfileSlack, PlainValidator(_as_slack), PlainSerializer(asdict, return_type=dict[str, float])]
-
-
-def _is_none(value: object) -> bool:
-    return value is None
 
 
 RenyiPoints = Annotated[
@@ -145,9 +143,9 @@ class Accounting(Opinion):
     """How much dearer discrete noise may be than the continuous noise that was priced."""
     assumptions: tuple[Text, ...]
     second_opinion: Opinion | None
-    search: SearchTerms | None = Field(default=None, exclude_if=_is_none)
+    search: SearchTerms | None = Field(default=None, exclude_if=is_none)
     """Where the best of a random number of tries of the event is published; None for a single run."""
-    renyi: RenyiPoints | None = Field(default=None, exclude_if=_is_none)
+    renyi: RenyiPoints | None = Field(default=None, exclude_if=is_none)
     """Renyi divergences (order, upper bound) of the event, which totals are kept by; None in documents without."""
 
 
@@ -256,7 +254,7 @@ class BudgetDocument(StrictModel):
     """One for all silos, or one for each; empty if the budget is not bound, and may be claimed in any ledger."""
     code: Annotated[tuple[OwnCode, ...], Field(max_length=64)]
     justification: Text
-    retention: Count | None = Field(default=None, exclude_if=_is_none)
+    retention: Count | None = Field(default=None, exclude_if=is_none)
     """The transcript keeps every so many steps in full and the rest by digests; None keeps every value."""
 
     @model_validator(mode="after")

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from importlib.metadata import version
 from types import MappingProxyType
-from typing import Any, assert_never
+from typing import assert_never
 
 from calibrate.budget import CertifiedBudget, with_noise
 from calibrate.discrete_noise import MOST_NUMBERS, NO_SLACK, ProfileSlack, combined
@@ -37,9 +37,11 @@ from calibrate.manifest.mechanism import (
     LaplaceNoise,
     NoiseSampler,
     NoiseSource,
+    Noisy,
     NoPrivacyPromised,
     PrivateGuarantee,
     RandomizedCategory,
+    Scope,
 )
 from calibrate.manifest.strict_json import in_our_words
 from calibrate.plans.plan import AlgorithmName, NoisyValue, PlainValue, Plan, PluginName, RandomizedValue
@@ -50,6 +52,7 @@ from calibrate.tries import RandomTries
 ALWAYS_UNPROTECTED = "Timing, message sizes and the number of rounds."
 TIMING_OF_TRIES = "Whoever sees how long the search takes learns how many tries there were, which must stay secret."
 DEFAULT_LIFETIME = timedelta(days=90)
+_BEST_TRY = "The best of a secret random number of tries, shown alone. "
 _SECRET_TRIES = "All tries but the best, and their number, stay secret, and the number is drawn apart from the data."
 _NO_REASON = "No reason was given when this budget was issued."
 _AGGREGATOR_TRUSTED = "Whoever sees the aggregates or the model; the aggregator sees contributions and is trusted."
@@ -167,15 +170,16 @@ def draft_document(price: Price, subject: BudgetSubject, issuer: Issuer) -> Budg
     match price:
         case CertifiedBudget():
             priced = _promised(price, subject, issuer)
-            algorithm, parameters, rounds = price.plan.algorithm.value, price.plan.parameters(), price.plan.rounds
         case PaperNoise():
             priced = _claimed(price, subject, issuer)
-            algorithm, parameters, rounds = price.plan.algorithm.value, price.plan.parameters(), price.plan.rounds
         case NoPromise():
             priced = _unprotected(price, subject)
-            algorithm, parameters, rounds = price.algorithm, dict(price.parameters), price.rounds
         case _:
             assert_never(price)
+    if isinstance(price, NoPromise):
+        algorithm, parameters, rounds = price.algorithm, dict(price.parameters), price.rounds
+    else:
+        algorithm, parameters, rounds = price.plan.algorithm.value, price.plan.parameters(), price.plan.rounds
     leaves = multiplicities(priced.accounting.event)
     samplings = dict.fromkeys(leaf.sampling for leaf in leaves if isinstance(leaf, Sampled))
     document = BudgetDocument(
@@ -221,10 +225,7 @@ def _promised(budget: CertifiedBudget, subject: BudgetSubject, issuer: Issuer) -
     # What does not depend on the unit is free, so the budget's own price is that of the whole event.
     first = None if any(release.depends_on_unit for release in subject.clear) else budget.first
     checked = cross_check(event, plan.unit, continuous.delta, continuous.epsilon, first, tries)
-    scope = _scope(plan, budget.values, subject, issuer)
-    if tries is not None:
-        scope["covered"] = (f"The best of a secret random number of tries, shown alone. {scope['covered'][0]}",)
-        scope["not_protected"] = (*scope["not_protected"], TIMING_OF_TRIES)
+    scope = dict(_scope(plan, budget.values, subject, issuer, tries))
     accounting = _accounting(plan, event, checked, continuous.delta, budget.slack, subject, tries)
     guarantee = PrivateGuarantee(**scope, epsilon=budget.target.epsilon, delta=budget.target.delta)
     return _Priced(guarantee, _declared(plan, budget.values, subject, issuer), accounting, checked)
@@ -240,7 +241,7 @@ def _claimed(paper: PaperNoise, subject: BudgetSubject, issuer: Issuer) -> _Pric
     slack = combined(release.slack for release in declared)
     checked, priced_at, true_epsilon = _true_price(event, plan.unit, delta, slack)
     guarantee = AsPrintedGuarantee(
-        **_scope(plan, (*noisy, *once), subject, issuer),
+        **dict(_scope(plan, (*noisy, *once), subject, issuer)),
         epsilon=true_epsilon,
         delta=delta,
         claimed_epsilon=paper.target.epsilon,
@@ -329,17 +330,23 @@ def with_clear(event: Release | None, clear: tuple[InTheClear, ...]) -> Release:
 
 
 def _scope(
-    plan: Plan, values: tuple[NoisyValue | RandomizedValue, ...], subject: BudgetSubject, issuer: Issuer
-) -> dict[str, Any]:
+    plan: Plan,
+    values: tuple[NoisyValue | RandomizedValue, ...],
+    subject: BudgetSubject,
+    issuer: Issuer,
+    tries: RandomTries | None = None,
+) -> Scope:
+    """Whom the promise speaks of, what it covers and what it leaves open."""
     names = ", ".join(value.name for value in values)
+    shown, timing = ("", ()) if tries is None else (_BEST_TRY, (TIMING_OF_TRIES,))
     left_out = (*plan.unprotected(), *subject.not_protected, *issuer.not_protected, *_unbound(subject, issuer))
-    return {
-        "unit": plan.unit.protected,
-        "adjacency": plan.unit.relation,
-        "scope": _observer(plan),
-        "covered": (f"All noisy values of all {plan.rounds} rounds together: {names}.",),
-        "not_protected": (*left_out, ALWAYS_UNPROTECTED),
-    }
+    return Scope(
+        unit=plan.unit.protected,
+        adjacency=plan.unit.relation,
+        scope=_observer(plan),
+        covered=(f"{shown}All noisy values of all {plan.rounds} rounds together: {names}.",),
+        not_protected=(*left_out, ALWAYS_UNPROTECTED, *timing),
+    )
 
 
 def _unbound(subject: BudgetSubject, issuer: Issuer) -> Iterator[str]:
@@ -390,21 +397,21 @@ def _declare(
             categories=value.response.categories,
             sampler=issuer.sampler(NoiseSampler.CATEGORICAL),
         )
-    common: dict[str, Any] = {
-        "name": value.name,
-        "publications": rounds if value.every_round else 1,
-        "shape": shape,
-        "sensitivity": float(value.sensitivity),
-        "clip": None if clip is None else float(clip),
-        "noise_multiplier": float(value.noise_multiplier),
-        "sampler": issuer.sampler(NoiseSampler.DISCRETE_GRID),
-        "family": value.family,
-    }
+    noisy = Noisy(
+        name=value.name,
+        publications=rounds if value.every_round else 1,
+        shape=shape,
+        sensitivity=float(value.sensitivity),
+        clip=None if clip is None else float(clip),
+        noise_multiplier=float(value.noise_multiplier),
+        sampler=issuer.sampler(NoiseSampler.DISCRETE_GRID),
+        family=value.family,
+    )
     match value.kind:
         case NoiseKind.GAUSSIAN:
-            return GaussianNoise(**common, sigma=float(value.sigma), strategy=_strategy(value.bands, rounds))
+            return GaussianNoise(**dict(noisy), sigma=float(value.sigma), strategy=_strategy(value.bands, rounds))
         case NoiseKind.LAPLACE:
-            return LaplaceNoise(**common, scale=float(value.sigma))
+            return LaplaceNoise(**dict(noisy), scale=float(value.sigma))
         case _:
             assert_never(value.kind)
 

@@ -20,7 +20,6 @@ from calibrate.accountants.registry import total_cost
 from calibrate.compose import ORDERS
 from calibrate.errors import InvalidInput, ManifestRefused, NotCertified, UnsupportedCombination
 from calibrate.manifest import keys as signature
-from calibrate.manifest.consistency import could_both_be_right
 from calibrate.manifest.document import PAYLOAD_TYPE, BudgetDocument, Opinion, statement_bytes
 from calibrate.manifest.keys import BadSignature, BrokenEnvelope, PublicKey, SigningKey, check_signature, open_envelope
 from calibrate.manifest.mechanism import (
@@ -196,7 +195,7 @@ def recompute(document: BudgetDocument) -> CrossCheck | None:
             assert_never(guarantee)
     printed = accounting.interval
     for opinion in (fresh.first, fresh.second):
-        if not could_both_be_right(printed, opinion.interval):
+        if not printed.agrees_with(opinion.interval):
             raise Step.PRICE.refuse(
                 f"the document prints [{printed.lower}, {printed.upper}], which {opinion.accountant} excludes"
             )

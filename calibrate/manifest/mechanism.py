@@ -41,6 +41,11 @@ class StrictModel(BaseModel):
     )
 
 
+def is_none(value: object) -> bool:
+    """For fields that stand in a file only where they say something."""
+    return value is None
+
+
 def _printable(text: str) -> str:
     if not text.isprintable() or text != text.strip():
         raise ValueError("must be printable, without line breaks or spaces at its ends")
@@ -90,7 +95,7 @@ Instant = Annotated[
 # What a manifest promises: privacy, a paper's own noise with its true price, or nothing.
 
 
-class _Scope(StrictModel):
+class Scope(StrictModel):
     """Whom and what a guarantee speaks of; NIST SP 800-226 asks for each of these in words."""
 
     unit: Protected
@@ -101,7 +106,7 @@ class _Scope(StrictModel):
     not_protected: Annotated[tuple[Text, ...], Field(min_length=1)]
 
     @model_validator(mode="after")
-    def _unit_fits_adjacency(self) -> _Scope:
+    def _unit_fits_adjacency(self) -> Scope:
         self.privacy_unit()
         return self
 
@@ -109,7 +114,7 @@ class _Scope(StrictModel):
         return PrivacyUnit(self.unit, self.adjacency)
 
 
-class PrivateGuarantee(_Scope):
+class PrivateGuarantee(Scope):
     """(epsilon, delta) differential privacy for the unit, certified by the embedded accounting.
 
     Guarantee: for every two neighbouring data sets, each event in what the scope's observer sees is at most
@@ -123,7 +128,7 @@ class PrivateGuarantee(_Scope):
     delta: OpenUnit
 
 
-class AsPrintedGuarantee(_Scope):
+class AsPrintedGuarantee(Scope):
     """A paper's own noise: what it claims, beside what was computed to be true. Nothing more is promised.
 
     `epsilon` is the certified true cost; None when no finite epsilon holds.
@@ -138,7 +143,7 @@ class AsPrintedGuarantee(_Scope):
     """Which theorem of which paper claims it."""
 
 
-class NoPrivacyPromised(_Scope):
+class NoPrivacyPromised(Scope):
     """A run without protection, such as a baseline; signed so that it cannot be mistaken for a private one."""
 
     kind: Literal["no-privacy-promised"] = "no-privacy-promised"
@@ -187,7 +192,7 @@ class _Published(StrictModel):
         return NO_SLACK
 
 
-class _Noisy(_Published):
+class Noisy(_Published):
     """Noise on a value that one unit moves by at most `sensitivity`.
 
     `clip` is the per-unit clipping norm the sensitivity was derived from, where clipping is what bounds it.
@@ -198,7 +203,7 @@ class _Noisy(_Published):
     clip: Positive | None = None
     noise_multiplier: Positive
     sampler: NoiseSampler
-    family: Name | None = Field(default=None, exclude_if=lambda value: value is None)
+    family: Name | None = Field(default=None, exclude_if=is_none)
     """Values of one family are of disjoint sets of units: a replaced unit touches at most two, whose price is paid."""
 
     @property
@@ -210,13 +215,13 @@ class _Noisy(_Published):
         return slack_of_noise(self._kind, numbers, self.publications)
 
 
-class GaussianNoise(_Noisy):
+class GaussianNoise(Noisy):
     _kind = NoiseKind.GAUSSIAN
     mechanism: Literal["gaussian"] = "gaussian"
     norm: Literal["L2"] = "L2"
     sigma: Positive
     strategy: Annotated[tuple[float, ...], Field(min_length=2, max_length=MOST_BANDS)] | None = Field(
-        default=None, exclude_if=lambda value: value is None
+        default=None, exclude_if=is_none
     )
     """How the sums of rounds in a row are mixed before the noise; None where each stands alone."""
 
@@ -237,7 +242,7 @@ class GaussianNoise(_Noisy):
         return Gaussian(self.noise_multiplier)
 
 
-class LaplaceNoise(_Noisy):
+class LaplaceNoise(Noisy):
     """`noise_multiplier` is the scale of the Laplace law divided by the L1 bound."""
 
     _kind = NoiseKind.LAPLACE

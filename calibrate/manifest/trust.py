@@ -31,7 +31,7 @@ from calibrate.manifest.keys import (
     public_key_from_pem,
     sign,
 )
-from calibrate.manifest.mechanism import Count, Instant, Sha256, StrictModel, Text
+from calibrate.manifest.mechanism import Count, Instant, Sha256, StrictModel, Text, is_none
 from calibrate.manifest.strict_json import Json, NotStrictJson, canonical, digest, parse_object
 
 TRUST_TYPE: Final = "urn:privfair:trust:v1"
@@ -109,10 +109,6 @@ class TrustSeen:
     successor: str | None = None
 
 
-def _is_none(value: object) -> bool:
-    return value is None
-
-
 class TrustFile(StrictModel):
     """Roles and keys; every change makes a new file with the next sequence number."""
 
@@ -120,7 +116,7 @@ class TrustFile(StrictModel):
     sequence: Count = 1
     valid_until: Instant | None = None
     """After this a signed file is stale, so that an old one without a revocation cannot be kept in use."""
-    successor: Sha256 | None = Field(default=None, exclude_if=_is_none)
+    successor: Sha256 | None = Field(default=None, exclude_if=is_none)
     """Id of the root key that signs every later file; the root key that signed this one signs no more."""
     keys: Annotated[tuple[TrustedKey, ...], Field(min_length=1)]
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
 from calibrate.plans.clipped_sums import COHORTS, FedfdpPlan, FpflPlan
 from calibrate.plans.gaussian import GaussianPlan
@@ -215,10 +214,9 @@ def _mmd(plan: MmdFedavgPlan, own: _Case) -> Iterator[_Case]:
         )
 
 
-_POISSON: dict[str, Any] = {
-    "sampling": SamplingName.POISSON,
-    **dict.fromkeys(("batches", "batch_limit", "most_units", "bands")),
-}
+def _with_poisson(plan: GaussianPlan, sampling_rate: float) -> GaussianPlan:
+    """The same values with independent noise on Poisson batches."""
+    return GaussianPlan(sampling_rate, plan.rounds, plan.relation, plan.ratios, plan.clip)
 
 
 def _gaussian(plan: GaussianPlan, own: _Case) -> Iterator[_Case]:
@@ -229,9 +227,9 @@ def _gaussian(plan: GaussianPlan, own: _Case) -> Iterator[_Case]:
             yield _Case(f"relation {relation.value}", other.template(), other.unit, own.value)
     if plan.sampling_rate < 1:
         if plan.sampling is not SamplingName.POISSON:
-            independent = replace(plan, noise=plan.ratios, **_POISSON)
+            independent = _with_poisson(plan, plan.sampling_rate)
             yield _Case("Poisson batches of the same rate", independent.template(), independent.unit, own.value)
-        full = replace(plan, sampling_rate=1.0, noise=plan.ratios, **_POISSON)
+        full = _with_poisson(plan, 1.0)
         yield _Case("the full data in every round", full.template(), full.unit, own.value)
     sampling = plan.batch_sampling()
     if len(plan.ratios) > 1 and isinstance(sampling, Poisson):
