@@ -8,7 +8,7 @@ from enum import Enum
 
 from calibrate.errors import UnsupportedCombination, count
 from calibrate.meaning import Protection
-from calibrate.plans.from_mapping import plan_from_mapping
+from calibrate.plans import plan_from_mapping
 from calibrate.privacy_unit import EpsilonDelta, PrivacyUnit, Protected
 
 

@@ -29,7 +29,7 @@ from audit.models.roc import area
 from audit.models.shadow_models import Signals
 from calibrate.budget import calibrate_plan
 from calibrate.errors import InvalidInput
-from calibrate.plans.from_mapping import plan_from_mapping
+from calibrate.plans import plan_from_mapping
 from calibrate.plans.plan import Plan
 from calibrate.privacy_unit import EpsilonDelta, Norm, Protected, Relation
 from calibrate.sampling import Sampling

@@ -44,7 +44,7 @@ from calibrate.manifest.mechanism import (
     Scope,
 )
 from calibrate.manifest.strict_json import in_our_words
-from calibrate.plans.plan import AlgorithmName, NoisyValue, PlainValue, Plan, PluginName, RandomizedValue
+from calibrate.plans.plan import AlgorithmName, NoisyValue, PaperNoise, PlainValue, Plan, PluginName, RandomizedValue
 from calibrate.privacy_unit import EpsilonDelta, EpsilonInterval, NoiseKind, PrivacyUnit, Protected
 from calibrate.releases import InSequence, Release, Sampled, multiplicities
 from calibrate.tries import RandomTries
@@ -111,20 +111,6 @@ class BudgetSubject:
         Smaller shapes are not made use of, so that the noise is what `calibrate` shows for the same plan without data.
         """
         return {name: max(MOST_NUMBERS, math.prod(shape)) for name, shape in self.shapes.items()}
-
-
-@dataclass(frozen=True)
-class PaperNoise:
-    """A paper's own noise for a plan, which its authors claim meets the target.
-
-    Every value of the plan needs its noise multiplier (sigma divided by the value's *true* sensitivity).
-    """
-
-    plan: Plan
-    target: EpsilonDelta
-    noise_multipliers: Mapping[str, float]
-    place: str
-    """Where the paper claims it."""
 
 
 @dataclass(frozen=True)

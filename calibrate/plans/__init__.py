@@ -1,4 +1,4 @@
-"""A plan from plain values, as a TOML file or the command line gives them; unknown names are refused."""
+"""All plans by their algorithm, and a plan from plain values as a TOML file or the command line gives them."""
 
 from __future__ import annotations
 

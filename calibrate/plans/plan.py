@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
 from typing import ClassVar, assert_never
 
 from calibrate.discrete_noise import MOST_NUMBERS, ProfileSlack, slack_of_noise
-from calibrate.errors import InvalidInput, positive
-from calibrate.privacy_unit import NoiseKind, PrivacyUnit, Relation, bounds_apart
+from calibrate.errors import InvalidInput, UnsupportedCombination, positive
+from calibrate.privacy_unit import EpsilonDelta, NoiseKind, PrivacyUnit, Relation, bounds_apart
 from calibrate.releases import Gaussian, InSequence, Laplace, RandomizedResponse, Release, Together
 from calibrate.sampling import SamplingName
 
@@ -183,6 +184,14 @@ class Plan(ABC):
         """The randomised attribute that costs this epsilon; None for plans whose values carry noise instead."""
         return None
 
+    def printed(self, target: EpsilonDelta) -> PaperNoise:
+        """The noise that the algorithm's own paper says meets the target. What it costs is for an accountant to say."""
+        raise UnsupportedCombination(
+            f"{self.algorithm.value} as printed",
+            "only SteFFLe's paper prints a closed formula for its noise",
+            "calibrate it instead, and compare with `privfair theorems`",
+        )
+
     @abstractmethod
     def publish(self, values: tuple[NoisyValue, ...], once: tuple[NoisyValue, ...]) -> Release:
         """The release that publishes these values (this plan's own, perhaps with other noise multipliers)."""
@@ -227,6 +236,20 @@ class Plan(ABC):
         assert is_dataclass(self)
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: value.value if isinstance(value, Enum) else value for name, value in values.items()}
+
+
+@dataclass(frozen=True)
+class PaperNoise:
+    """A paper's own noise for a plan, which its authors claim meets the target.
+
+    Every value of the plan needs its noise multiplier (sigma divided by the value's *true* sensitivity).
+    """
+
+    plan: Plan
+    target: EpsilonDelta
+    noise_multipliers: Mapping[str, float]
+    place: str
+    """Where the paper claims it."""
 
 
 def of_one_batch(values: tuple[NoisyValue, ...]) -> Gaussian | Laplace | Together:

@@ -10,13 +10,14 @@ import math
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from calibrate.errors import InvalidInput, count, open_unit, positive
+from calibrate.errors import InvalidInput, UnsupportedCombination, count, open_unit, positive
 from calibrate.plans.plan import (
     HISTOGRAM_FLAG,
     ROUNDS_FLAG,
     AlgorithmName,
     Flag,
     NoisyValue,
+    PaperNoise,
     Plan,
     attribute_histogram,
     check_sampling,
@@ -25,7 +26,7 @@ from calibrate.plans.plan import (
     sampling_flag,
     with_once,
 )
-from calibrate.privacy_unit import Norm, PrivacyUnit, Protected, Relation, SensitivityClaim
+from calibrate.privacy_unit import EpsilonDelta, Norm, PrivacyUnit, Protected, Relation, SensitivityClaim
 from calibrate.releases import Release, over_rounds, reached_over_rounds
 from calibrate.sampling import Batch, Sampling, SamplingName, sampling_named
 
@@ -137,6 +138,19 @@ class StefflePlan(Plan):
             return ()
         return (attribute_histogram(self.unit.relation, self.histogram_noise_ratio),)
 
+    def printed(self, target: EpsilonDelta) -> PaperNoise:
+        if self.histogram_noise_ratio is not None:
+            raise UnsupportedCombination(
+                "SteFFLe as printed with a noisy histogram",
+                "the paper takes the attribute frequencies as known",
+                "drop histogram-noise-ratio",
+            )
+        theta, w = self.claims()
+        sigma_w = printed_sigma_w(target, self.rounds, self.silo_size, self.minority_fraction)
+        sigma_theta = self.lipschitz * self.w_radius * sigma_w  # sigma_theta = L D sigma_W, as printed
+        noise = {H_THETA: sigma_theta / theta.bound, H_W: sigma_w / w.bound}
+        return PaperNoise(self, target, noise, "SteFFLe (preprint), Theorem 3.3")
+
     def publish(self, values: tuple[NoisyValue, ...], once: tuple[NoisyValue, ...]) -> Release:
         return with_once(over_rounds(self._drawn(), of_one_batch(values), self.rounds), once)
 
@@ -194,3 +208,9 @@ class StefflePlan(Plan):
                 " otherwise pay for them with a noisy histogram (histogram-noise-ratio)."
             ),
         )
+
+
+def printed_sigma_w(target: EpsilonDelta, rounds: int, silo_size: int, minority_fraction: float) -> float:
+    """SteFFLe's Theorem 3.3: sigma_W^2 = 16 T ln(1/delta) / (eps^2 n^2 rho)."""
+    variance = 16 * rounds * math.log(1 / target.delta) / minority_fraction
+    return math.sqrt(variance) / (target.epsilon * silo_size)

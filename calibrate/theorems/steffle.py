@@ -10,12 +10,11 @@ from typing import assert_never
 from calibrate.accountants.registry import best_epsilon
 from calibrate.budget import price_plan
 from calibrate.errors import InvalidInput, count, open_unit, positive
-from calibrate.plans.steffle import H_THETA, H_W, StefflePlan
+from calibrate.plans.steffle import H_THETA, H_W, StefflePlan, printed_sigma_w
 from calibrate.privacy_unit import EpsilonDelta, EpsilonInterval, PrivacyUnit, Protected, Relation
 from calibrate.releases import Gaussian, Release, Repeated, Sampled, Together, joint_gaussian
 from calibrate.sampling import Batch, Poisson, SamplingName, ShuffledEpochs, WithReplacement
 from calibrate.solve import Certificate, solve_noise
-from calibrate.theorems.printed import printed_sigma_w
 from calibrate.theorems.theorem import (
     BoundComparison,
     Condition,

@@ -17,7 +17,7 @@ from calibrate.manifest.draft import BudgetSubject, Issuer, draft_document
 from calibrate.manifest.issue import BudgetDraft, issue
 from calibrate.manifest.keys import SigningKey, load_private
 from calibrate.manifest.strict_json import digest, in_our_words
-from calibrate.plans.from_mapping import plan_from_mapping
+from calibrate.plans import plan_from_mapping
 from calibrate.plans.plan import AlgorithmName
 from calibrate.privacy_unit import EpsilonDelta
 from privfair.ledger import Ledger, LedgerAccess

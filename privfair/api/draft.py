@@ -12,14 +12,13 @@ from typing import Any, Literal
 from calibrate.budget import calibrate_plan
 from calibrate.errors import InvalidInput, UnsupportedCombination
 from calibrate.manifest.document import DataBinding, OwnCode
-from calibrate.manifest.draft import BudgetSubject, Issuer, NoPromise, PaperNoise, Price, draft_document
+from calibrate.manifest.draft import BudgetSubject, Issuer, NoPromise, Price, draft_document
 from calibrate.manifest.issue import BudgetDraft
 from calibrate.manifest.mechanism import InTheClear
 from calibrate.manifest.strict_json import digest
-from calibrate.plans.from_mapping import plan_from_mapping
+from calibrate.plans import plan_from_mapping
 from calibrate.plans.plan import Plan as PricedPlan
 from calibrate.privacy_unit import EpsilonDelta, PrivacyUnit
-from calibrate.theorems.printed import printed_noise
 from privfair.algorithms.algorithm import Algorithm
 from privfair.data.training_data import known_of_silos, load_training_data, site_facts
 from privfair.federation.coordinator import PublicFacts
@@ -68,7 +67,7 @@ def draft(
         return _draft_unprotected(file, issuer, promise.why)
     aim = file.target() if target is None else target
     plan = plan_from_mapping(file.algorithm, file.privacy)
-    printed = printed_noise(plan, aim) if promise == "as-printed" else None
+    printed = plan.printed(aim) if promise == "as-printed" else None
     about = _about(file, issuer, plan)
     _require_covered(about)
     search = search_plan(file)
@@ -76,7 +75,7 @@ def draft(
     if printed is None:
         price = calibrate_plan(plan, aim, about.subject.numbers, None if search is None else search.tries)
     else:
-        price = PaperNoise(plan, aim, printed.noise_multipliers, printed.place)
+        price = printed
     drafted = _require_fit(draft_document(price, about.subject, issuer), about)
     if search is not None:
         _require_tries_fit(search, drafted, about, plan)

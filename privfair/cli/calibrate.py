@@ -20,14 +20,7 @@ from calibrate.manifest.issue import BudgetDraft, issue
 from calibrate.manifest.keys import load_private
 from calibrate.manifest.mechanism import AsPrintedGuarantee
 from calibrate.meaning import Protection
-from calibrate.plans.from_mapping import (
-    PLAN_PLUGINS,
-    PLANS,
-    algorithm_named,
-    parameter_fields,
-    plan_class,
-    plan_from_mapping,
-)
+from calibrate.plans import PLAN_PLUGINS, PLANS, algorithm_named, parameter_fields, plan_class, plan_from_mapping
 from calibrate.plans.plan import Flag, RandomizedValue
 from calibrate.plans.plan import Plan as PricedPlan
 from calibrate.privacy_unit import EpsilonDelta

@@ -14,7 +14,7 @@ import numpy as np
 
 from audit.settings import DEFAULTS, DEMO_SECONDS
 from calibrate.errors import PrivfairError
-from calibrate.plans.from_mapping import plan_from_mapping
+from calibrate.plans import plan_from_mapping
 from privfair.cli.options import FOLDER, asked
 from privfair.cli.output import checks_text, number_text, print_json, table_lines
 from privfair.cli.run import Pipeline, leave_if_refuted

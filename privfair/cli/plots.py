@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from calibrate.accountants.registry import best_epsilon
 from calibrate.budget import CertifiedBudget, calibrate_plan
 from calibrate.errors import InvalidInput
-from calibrate.plans.from_mapping import plan_from_mapping
+from calibrate.plans import plan_from_mapping
 from calibrate.privacy_unit import EpsilonDelta, EpsilonInterval, PrivacyUnit
 from calibrate.questions import NoisyRounds, price
 from calibrate.releases import scale_noise

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from audit.models.membership_attacks import ATTACK_PLUGINS
 from calibrate.errors import InvalidInput
-from calibrate.plans.from_mapping import PLAN_PLUGINS
+from calibrate.plans import PLAN_PLUGINS
 from calibrate.plugins import Plugin, Plugins, installed_plugins
 from calibrate.theorems.catalogue import THEOREM_PLUGINS
 from privfair.algorithms.registry import ALGORITHM_PLUGINS

@@ -17,7 +17,7 @@ import click
 from audit.settings import DEFAULTS
 from calibrate.errors import CheckFailed, InvalidInput, PrivfairError, Refused
 from calibrate.meaning import Protection
-from calibrate.plans.from_mapping import plan_from_mapping
+from calibrate.plans import plan_from_mapping
 from privfair.algorithms.registry import recipe_named
 from privfair.api.draft import Unprotected, draft
 from privfair.cli import INTERRUPTED, cli

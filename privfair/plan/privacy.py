@@ -13,14 +13,7 @@ from calibrate.errors import InvalidInput, count, positive
 from calibrate.manifest.document import BudgetDocument
 from calibrate.manifest.mechanism import GaussianNoise, LaplaceNoise, NoPrivacyPromised
 from calibrate.manifest.strict_json import Step
-from calibrate.plans.from_mapping import (
-    PLAN_PLUGINS,
-    add_implied,
-    algorithm_named,
-    parameter_fields,
-    plan_class,
-    plan_from_mapping,
-)
+from calibrate.plans import PLAN_PLUGINS, add_implied, algorithm_named, parameter_fields, plan_class, plan_from_mapping
 from calibrate.plans.plan import AlgorithmName, PlainValue, Plan
 from privfair.plan.sections import refuse_unknown
 

@@ -28,9 +28,9 @@ from pathlib import Path
 from typing import Any, Literal, assert_never
 
 from calibrate.errors import InvalidInput, count
+from calibrate.plans import PLAN_PLUGINS
 from calibrate.plans.clipped_sums import FpflPlan
 from calibrate.plans.fair_plugin import FairPluginPlan
-from calibrate.plans.from_mapping import PLAN_PLUGINS
 from calibrate.plans.steffle import StefflePlan
 from calibrate.sampling import Batch, FixedSize, Poisson, Sampling, ShuffledEpochs, WithReplacement
 from privfair.algorithms.fair_plugin import FairPluginOptions

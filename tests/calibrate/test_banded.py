@@ -21,7 +21,7 @@ from calibrate.epsilon_so_far import event_after
 from calibrate.errors import InvalidInput, UnsupportedCombination
 from calibrate.manifest.document import DataBinding
 from calibrate.manifest.draft import BudgetSubject, Issuer, draft_document
-from calibrate.plans.from_mapping import plan_from_mapping
+from calibrate.plans import plan_from_mapping
 from calibrate.plans.gaussian import CorrelatedNoise, GaussianPlan
 from calibrate.privacy_unit import EpsilonDelta
 from calibrate.questions import choose_bands, epsilon, rounds, sigma

@@ -10,7 +10,7 @@ import pytest
 from calibrate.choose import Fair, Need, Observer, choose
 from calibrate.errors import InvalidInput, UnsupportedCombination
 from calibrate.meaning import Protection
-from calibrate.plans.from_mapping import plan_from_mapping
+from calibrate.plans import plan_from_mapping
 from calibrate.privacy_unit import EpsilonDelta, PrivacyUnit, Protected, Relation
 
 

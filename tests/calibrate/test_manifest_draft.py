@@ -18,7 +18,7 @@ from calibrate.manifest.document import (
     OwnCode,
     plan_digest,
 )
-from calibrate.manifest.draft import BudgetSubject, Issuer, NoPromise, PaperNoise, Price, draft_document, valid_for
+from calibrate.manifest.draft import BudgetSubject, Issuer, NoPromise, Price, draft_document, valid_for
 from calibrate.manifest.issue import issue, recompute
 from calibrate.manifest.keys import generate
 from calibrate.manifest.mechanism import (
@@ -31,8 +31,8 @@ from calibrate.manifest.mechanism import (
     RandomizedCategory,
 )
 from calibrate.manifest.verify import read_unverified
-from calibrate.plans.from_mapping import plan_from_mapping
-from calibrate.plans.plan import Plan
+from calibrate.plans import plan_from_mapping
+from calibrate.plans.plan import PaperNoise, Plan
 from calibrate.privacy_unit import EpsilonDelta, PrivacyUnit, Relation
 
 STEFFLE = {

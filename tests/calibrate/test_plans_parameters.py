@@ -9,8 +9,8 @@ from typing import Any, get_args, get_type_hints
 import pytest
 
 from calibrate.errors import InvalidInput
+from calibrate.plans import PLANS, parameter_names, plan_from_mapping
 from calibrate.plans.clipped_sums import FpflPlan
-from calibrate.plans.from_mapping import PLANS, parameter_names, plan_from_mapping
 from calibrate.plans.gaussian import GaussianPlan, OwnLoopPlan
 from calibrate.plans.plan import AlgorithmName, Flag, Plan
 from calibrate.plans.steffle import StefflePlan

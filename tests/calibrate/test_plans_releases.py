@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from calibrate.budget import price_plan
+from calibrate.plans import plan_from_mapping
 from calibrate.plans.clipped_sums import COHORTS, FedfdpPlan, FpflPlan
 from calibrate.plans.fair_plugin import PayOncePlan
-from calibrate.plans.from_mapping import plan_from_mapping
 from calibrate.plans.gaussian import GaussianPlan
 from calibrate.plans.mmd_fedavg import PREDICTIONS, MmdFedavgPlan
 from calibrate.plans.steffle import StefflePlan

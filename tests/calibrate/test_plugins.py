@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from calibrate.errors import InvalidInput
-from calibrate.plans.from_mapping import PLAN_PLUGINS, algorithm_named, plan_class, plan_from_mapping
+from calibrate.plans import PLAN_PLUGINS, algorithm_named, plan_class, plan_from_mapping
 from calibrate.plans.gaussian import GaussianPlan
 from calibrate.plans.plan import AlgorithmName, PluginName
 from calibrate.plugins import PluginGroup

@@ -18,7 +18,7 @@ from calibrate.manifest.document import DataBinding, SearchTerms
 from calibrate.manifest.draft import BudgetSubject, Issuer, draft_document
 from calibrate.manifest.issue import recompute
 from calibrate.meaning import Meaning
-from calibrate.plans.from_mapping import plan_from_mapping
+from calibrate.plans import plan_from_mapping
 from calibrate.privacy_unit import EpsilonDelta, PrivacyUnit, Relation
 from calibrate.releases import Gaussian, RandomizedResponse, Release, Repeated, Sampled, scale_noise
 from calibrate.sampling import Poisson, RandomAllocation

@@ -12,14 +12,13 @@ from calibrate.plans.gaussian import GaussianPlan
 from calibrate.plans.steffle import StefflePlan
 from calibrate.privacy_unit import EpsilonDelta
 from calibrate.theorems.catalogue import theorem_named
-from calibrate.theorems.printed import printed_noise
 
 PAPER = StefflePlan(silo_size=7500, batch_size=256, rounds=1172, minority_fraction=0.5, lipschitz=1.0, w_radius=1.0)
 
 
 def test_it_is_the_noise_that_the_catalogue_judges() -> None:
     """Credit Card: the paper promises 1, the catalogue finds 7.59."""
-    printed = printed_noise(PAPER, EpsilonDelta(1.0, 1e-5))
+    printed = PAPER.printed(EpsilonDelta(1.0, 1e-5))
     verdict = theorem_named("steffle.theorem-3.3").judge({})
     assert printed.noise_multipliers["h_W"] == pytest.approx(verdict.finding.details["noise_multiplier_h_W"])
     true = price_plan(PAPER, 1e-5, noise_multipliers=printed.noise_multipliers)
@@ -29,7 +28,7 @@ def test_it_is_the_noise_that_the_catalogue_judges() -> None:
 
 def test_sigma_is_the_printed_formula() -> None:
     plan = StefflePlan(silo_size=1000, batch_size=50, rounds=80, minority_fraction=0.3, lipschitz=2.0, w_radius=0.5)
-    printed = printed_noise(plan, EpsilonDelta(0.5, 1e-6))
+    printed = plan.printed(EpsilonDelta(0.5, 1e-6))
     sigma_w = math.sqrt(16 * 80 * math.log(1e6) / (0.5**2 * 1000**2 * 0.3))
     theta, w = plan.values()
     assert printed.noise_multipliers["h_W"] * w.sensitivity == pytest.approx(sigma_w)
@@ -38,7 +37,7 @@ def test_sigma_is_the_printed_formula() -> None:
 
 def test_what_no_paper_prints_is_refused() -> None:
     with pytest.raises(UnsupportedCombination, match="gaussian as printed"):
-        printed_noise(GaussianPlan(sampling_rate=1.0, rounds=1), EpsilonDelta(1.0, 1e-5))
+        GaussianPlan(sampling_rate=1.0, rounds=1).printed(EpsilonDelta(1.0, 1e-5))
     paid = StefflePlan(7500, 256, 1172, 0.5, 1.0, 1.0, histogram_noise_ratio=1.0)
     with pytest.raises(UnsupportedCombination, match="frequencies as known"):
-        printed_noise(paid, EpsilonDelta(1.0, 1e-5))
+        paid.printed(EpsilonDelta(1.0, 1e-5))

@@ -15,7 +15,7 @@ from calibrate.accountants.certified import CertifiedAccountant
 from calibrate.accountants.registry import best_epsilon, epsilon_of
 from calibrate.accountants.renyi import RenyiAccountant
 from calibrate.errors import InvalidInput, NotCertified, UnsupportedCombination
-from calibrate.plans.from_mapping import plan_from_mapping
+from calibrate.plans import plan_from_mapping
 from calibrate.plans.gaussian import GaussianPlan
 from calibrate.privacy_unit import EpsilonDelta, PrivacyUnit, Relation
 from calibrate.releases import Gaussian, InSequence, Repeated, Sampled, decode_sampling, encode_sampling, untruncated

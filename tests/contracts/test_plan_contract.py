@@ -10,10 +10,10 @@ import pytest
 from calibrate.accountants.registry import best_epsilon
 from calibrate.budget import CertifiedBudget, calibrate_plan, price_plan
 from calibrate.errors import InvalidInput
+from calibrate.plans import plan_from_mapping
 from calibrate.plans.alternatives import explain
 from calibrate.plans.clipped_sums import FedfdpPlan, FpflPlan
 from calibrate.plans.fair_plugin import FairPluginPlan, PayOncePlan
-from calibrate.plans.from_mapping import plan_from_mapping
 from calibrate.plans.gaussian import GaussianPlan
 from calibrate.plans.mmd_fedavg import MmdFedavgPlan
 from calibrate.plans.plan import Plan

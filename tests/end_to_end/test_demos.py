@@ -10,7 +10,7 @@ import click
 import numpy as np
 import pytest
 
-from calibrate.plans.from_mapping import plan_from_mapping
+from calibrate.plans import plan_from_mapping
 from privfair.cli import keys
 from privfair.cli.demo import PLANS, Demo
 from privfair.noise import ExactNoise

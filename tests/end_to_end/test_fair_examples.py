@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from calibrate.plans.from_mapping import plan_from_mapping
+from calibrate.plans import plan_from_mapping
 from privfair.plan.plan import Plan
 from privfair.plan.training import read_training_plan
 from tests.end_to_end.command_line import privfair

@@ -26,7 +26,7 @@ from calibrate.manifest.issue import BudgetDraft, add_signature, issue
 from calibrate.manifest.keys import Role, SigningKey, public_key_from_pem
 from calibrate.manifest.strict_json import digest
 from calibrate.manifest.trust import TrustedKey, TrustFile
-from calibrate.plans.from_mapping import plan_from_mapping
+from calibrate.plans import plan_from_mapping
 from privfair.api.draft import Promise, Unprotected, draft
 from privfair.plan.plan import Plan
 from tests.privfair.small_runs import FEDSGD, FPFL, GAUSSIAN, steffle_plan, write_silos

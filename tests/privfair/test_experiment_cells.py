@@ -11,7 +11,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from calibrate.plans.from_mapping import plan_from_mapping
+from calibrate.plans import plan_from_mapping
 from privfair.data.dataset import EVERYONE, Dataset
 from privfair.data.images import DEBIAN_FOLDER
 from privfair.plan.plan import Plan

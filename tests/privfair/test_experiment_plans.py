@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from calibrate.plans.from_mapping import plan_from_mapping
+from calibrate.plans import plan_from_mapping
 from calibrate.questions import rounds
 from privfair.algorithms.ali_dpfl import AliDpflOptions
 from privfair.plan.plan import Plan

@@ -17,7 +17,7 @@ from calibrate.manifest.keys import load_private, sign
 from calibrate.manifest.mechanism import GaussianNoise
 from calibrate.manifest.trust import read_trust
 from calibrate.manifest.verify import read_unverified
-from calibrate.plans.from_mapping import PLANS, plan_from_mapping
+from calibrate.plans import PLANS, plan_from_mapping
 from calibrate.plans.gaussian import GaussianPlan
 from calibrate.plans.plan import AlgorithmName, PlainValue
 from calibrate.plans.steffle import StefflePlan

@@ -26,8 +26,8 @@ from calibrate.budget import CertifiedBudget, calibrate_plan
 from calibrate.errors import InvalidInput, PrivfairError
 from calibrate.manifest.show import describe_unit
 from calibrate.meaning import Meaning
+from calibrate.plans import PLAN_PLUGINS, algorithm_named, parameter_fields, plan_class, plan_from_mapping
 from calibrate.plans.alternatives import Alternative, explain
-from calibrate.plans.from_mapping import PLAN_PLUGINS, algorithm_named, parameter_fields, plan_class, plan_from_mapping
 from calibrate.plans.plan import AlgorithmName, Flag, Plan, PluginName, RandomizedValue
 from calibrate.privacy_unit import EpsilonDelta
 from calibrate.releases import scale_noise

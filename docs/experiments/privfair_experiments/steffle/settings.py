@@ -19,7 +19,6 @@ from calibrate.plans.plan import NoisyValue
 from calibrate.plans.steffle import H_THETA, H_W, StefflePlan
 from calibrate.privacy_unit import EpsilonDelta
 from calibrate.sampling import SamplingName
-from calibrate.theorems.printed import printed_noise
 from privfair.fairness.fermi import Independence
 from privfair.plan.data import Benchmark, BenchmarkScaling
 
@@ -166,7 +165,7 @@ def _printed_plan(setting: Setting, silo_size: int) -> StefflePlan:
 def noise_as_printed(setting: Setting, silo_size: int, epsilon: float) -> Noise:
     """Theorem 3.3's noise, and the certified epsilon of the transcript it is added to."""
     plan = _printed_plan(setting, silo_size)
-    multipliers = printed_noise(plan, EpsilonDelta(epsilon, DELTA)).noise_multipliers
+    multipliers = plan.printed(EpsilonDelta(epsilon, DELTA)).noise_multipliers
     theta, w = plan.claims()
     true = price_plan(plan, DELTA, noise_multipliers=multipliers).upper
     return Noise(multipliers[H_THETA] * theta.bound, multipliers[H_W] * w.bound, true)
