@@ -90,7 +90,7 @@ class EpsilonInterval:
         return self.lower <= other.upper and other.lower <= self.upper
 
     def agrees_with(self, other: EpsilonInterval) -> bool:
-        """Whether both can be right: they overlap once each end is moved outward by a billionth of itself.
+        """Whether this interval and `other` can both be right: they overlap once each end moves outward by a billionth.
 
         Rounding that an accountant bounds to first order only must not look like a contradiction.
         """
