@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,7 +22,7 @@ from scipy.linalg import cho_factor, cho_solve
 from torch.nn.functional import one_hot
 
 from audit.bounds import OneRun, OneRunDesign, RankedGuesses, bound_over, counts_at, power_at, share_right
-from audit.report.results import Attack
+from audit.report.results import Attack, Promise
 from audit.runs.evidence import RunEvidence
 from audit.runs.rerun import CoinRun, coin_runs
 from audit.verdict import is_at_ceiling
@@ -32,46 +31,42 @@ from calibrate.manifest.document import BudgetDocument
 from calibrate.manifest.mechanism import GaussianNoise, RandomizedCategory
 from privfair.algorithms.steffle import H_W, Steffle
 from privfair.fairness import fermi
-from privfair.run.prepare import Sites
 
 _SHARES = (0.012, 0.025, 0.05)
 """Which shares of all coins are guessed, declared before anything is run; Bonferroni over them is in the bound."""
 
 
 def coin_audit(
-    plan: Path,
-    document: BudgetDocument,
-    epsilon: float,
-    delta: float,
+    evidence: RunEvidence,
+    promise: Promise,
     *,
     runs: int,
     seed: int,
     confidence: float,
     progress: Callable[[int], None] | None = None,
-    sites: Sites | None = None,
-) -> Attack:
+) -> tuple[Attack, ...]:
     """Rerun the plan on coins and bound epsilon from below by what the transcripts betray.
 
     Guarantee: with probability at least `confidence` over coins and noise, the bound does not exceed the true epsilon
-    of one rerun at `delta` (docs/theorems/audit-bounds.md, one run; runs are pooled as independent coins).
+    of one rerun at the promise's delta (docs/theorems/audit-bounds.md, one run; runs are pooled as independent coins).
     """
     guesses, controls = [], []
-    for run in coin_runs(plan, document, runs, seed, progress, sites):
+    for run in coin_runs(evidence, runs, seed, progress):
         decoded = decode(run)
         guesses.append(_rank_guesses(run, decoded, noisy=True))
         controls.append(_rank_guesses(run, decoded, noisy=False))
     coins = len(guesses[0].strength)
-    grid = _grid(document, coins)
+    grid = _grid(evidence.document, coins)
     method = OneRun()
-    bound = bound_over(method, [counts_at(tuple(guesses), number) for number in grid], delta, confidence)
+    bound = bound_over(method, [counts_at(tuple(guesses), number) for number in grid], promise.delta, confidence)
     design = OneRunDesign(coins * runs, grid[-1] * runs, share_right(tuple(controls), grid[-1]))
-    power = power_at(epsilon, delta, method, design, confidence, len(grid))
+    power = power_at(promise.epsilon, promise.delta, method, design, confidence, len(grid))
     right = share_right(tuple(guesses), grid[-1])
     text = (
         f"{coins} coins in each of {runs} rerun(s); of the {grid[-1]} firmest guesses per run "
         f"{100 * right:.1f}% were right ({100 * design.success_rate:.1f}% without noise)"
     )
-    return Attack(
+    attack = Attack(
         name="attribute coins against the transcript",
         bound=bound,
         power=power,
@@ -80,6 +75,7 @@ def coin_audit(
         right_without_noise=design.success_rate,
         at_ceiling=is_at_ceiling(right, design.success_rate, grid[-1] * runs),
     )
+    return (attack,)
 
 
 def _grid(document: BudgetDocument, coins: int) -> tuple[int, ...]:

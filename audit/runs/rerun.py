@@ -321,29 +321,19 @@ class CoinRun:
     evidence: RunEvidence
 
 
-def coin_runs(
-    plan: Path,
-    document: BudgetDocument,
-    number: int,
-    seed: int,
-    progress: Callable[[int], None] | None = None,
-    sites: Sites | None = None,
-) -> Iterator[CoinRun]:
+def coin_runs(run: Run, number: int, seed: int, progress: Callable[[int], None] | None = None) -> Iterator[CoinRun]:
     """Train `number` times, each time with fresh fair coins for every record's attribute, where attributes are held.
 
     Two coin vectors that differ in one coin are neighbours under replacement of one attribute, so the one-run
     theorems apply to the coins as they stand (docs/theorems/audit-bounds.md).
     """
-    random = np.random.default_rng(seed)
-    auditor = AuditorsManifest()
-    first = prepare_run(plan, auditor.envelope(document), auditor.trust, sites)
-    sensitive = first.setup.sensitive
+    random, auditor = np.random.default_rng(seed), AuditorsManifest()
+    holding = [silo for silo in run.silos if run.data.apart is None or silo.name in run.data.apart.sensitive]
     for finished in range(1, number + 1):
         noise_seed = int(random.integers(2**31))
-        holding = [silo for silo in first.silos if not sensitive or silo.name in sensitive]
         coins = {silo.name: random.integers(0, 2, len(silo)) for silo in holding}
-        silos = tuple(with_coins(s, coins[s.name]) if s.name in coins else s for s in first.silos)
-        yield CoinRun(coins, rerun(replace(first, silos=silos), auditor, seed=noise_seed).evidence)
+        silos = tuple(with_coins(s, coins[s.name]) if s.name in coins else s for s in run.silos)
+        yield CoinRun(coins, rerun(replace(run, silos=silos), auditor, seed=noise_seed).evidence)
         if progress is not None:
             progress(finished)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from audit.coins.attribute_coins import coin_audit, require_decodable
@@ -114,24 +115,19 @@ def _attacks(
     """Coins on the attribute where that is the protected unit; on whole records or users elsewhere."""
     if promise is None or options.reruns == 0:
         return ()
-    if evidence.document.guarantee.adjacency is not Relation.REPLACE_ATTRIBUTE:
-        return _canaries(evidence, promise, options, say, counted)
-    require_decodable(evidence)
+    on_attributes = evidence.document.guarantee.adjacency is Relation.REPLACE_ATTRIBUTE
+    if on_attributes:
+        require_decodable(evidence)
 
     def attempt(reruns: int, confidence: float, seed: int) -> tuple[Attack, ...]:
-        say(f"attack: reruns on coins, {reruns} in all")
-        attack = coin_audit(
-            evidence.plan_path,
-            evidence.document,
-            promise.epsilon,
-            promise.delta,
-            runs=reruns,
-            seed=seed,
-            confidence=confidence,
-            progress=lambda done: counted(done, reruns),
-            sites=evidence.sites,
-        )
-        return (attack,)
+        if on_attributes:
+            say(f"attack: reruns on coins, {reruns} in all")
+            attack, most = partial(coin_audit, runs=reruns), reruns
+        else:
+            effort = Effort(_CANARY_RUNS * reruns, _CANARY_SECONDS * reruns)
+            say(f"attack: canaries, up to {effort.most} runs")
+            attack, most = partial(canary_audit, effort=effort), effort.most
+        return attack(evidence, promise, seed=seed, confidence=confidence, progress=lambda done: counted(done, most))
 
     return until_decided(attempt, promise, options, options.confidence_for(evidence.document.algorithm))
 
@@ -160,25 +156,3 @@ def until_decided(
         if refuted or affordable <= reruns or not any(one.at_ceiling for one in attacks):
             return attacks
         reruns, share, number = min(2 * reruns, affordable), share / 2, number + 1
-
-
-def _canaries(
-    evidence: RunEvidence,
-    promise: Promise,
-    options: AuditOptions,
-    say: Callable[[str], None],
-    counted: Callable[[int, int], None],
-) -> tuple[Attack, ...]:
-    def attempt(reruns: int, confidence: float, seed: int) -> tuple[Attack, ...]:
-        effort = Effort(_CANARY_RUNS * reruns, _CANARY_SECONDS * reruns)
-        say(f"attack: canaries, up to {effort.most} runs")
-        return canary_audit(
-            evidence,
-            promise,
-            effort=effort,
-            seed=seed,
-            confidence=confidence,
-            progress=lambda done: counted(done, effort.most),
-        )
-
-    return until_decided(attempt, promise, options, options.confidence_for(evidence.document.algorithm))

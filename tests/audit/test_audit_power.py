@@ -156,8 +156,7 @@ def test_epochs_sorted_by_the_attribute_are_never_called_consistent(workshop: Wo
         assert promise is not None
 
         def attempt(reruns: int, confidence: float, seed: int) -> tuple[Attack, ...]:
-            signed = (evidence.plan_path, evidence.document, promise.epsilon, promise.delta)
-            return (coin_audit(*signed, runs=reruns, seed=seed, confidence=confidence),)
+            return coin_audit(evidence, promise, runs=reruns, seed=seed, confidence=confidence)
 
         hasty = attempt(1, 0.95, 0)
         assert judge(promise, checks, hasty, 0.95).verdict is not Conclusion.CONSISTENT

@@ -27,7 +27,7 @@ def test_coins_are_read_off_messages_without_noise(notion: str, blocks: int, tmp
     desk = Desk.at(tmp_path, plan)
     desk.train(desk.budget(research_noise=True))
     evidence = RunEvidence.read(desk.folder / "run", plan_path=desk.plan)
-    (run,) = ((one.coins, decode(one)) for one in coin_runs(desk.plan, evidence.document, 1, seed=0))
+    (run,) = ((one.coins, decode(one)) for one in coin_runs(evidence, 1, seed=0))
     coins, decoded = run
     for silo in evidence.silos:
         asked = silo.y.numpy() == 1 if notion == "equal-opportunity" else np.ones(len(silo), dtype=bool)

@@ -82,8 +82,7 @@ def _attack(evidence: RunEvidence) -> list[str]:
     assert promise is not None
     attacks: tuple[Attack, ...]
     if evidence.document.guarantee.adjacency is Relation.REPLACE_ATTRIBUTE:
-        promised = (evidence.plan_path, evidence.document, promise.epsilon, promise.delta)
-        attacks = (coin_audit(*promised, runs=RERUNS, seed=0, confidence=CONFIDENCE),)
+        attacks = coin_audit(evidence, promise, runs=RERUNS, seed=0, confidence=CONFIDENCE)
     else:
         effort = Effort(CANARY_RUNS, seconds=1e6)
         attacks = canary_audit(evidence, promise, effort=effort, seed=0, confidence=CONFIDENCE)
