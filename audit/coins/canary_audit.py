@@ -12,24 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from audit.bounds import (
-    ErrorCounts,
-    FDPOneRun,
-    JointExact,
-    LowerBound,
-    OneRun,
-    OneRunDesign,
-    ProfileCurve,
-    RankedGuesses,
-    RepeatedDesign,
-    TradeOff,
-    bound_over,
-    counts_at,
-    p_value_over,
-    power_against,
-    power_at,
-    share_right,
-)
+from audit import bounds
 from audit.coins.canary_choice import CanaryDesign, design_canaries
 from audit.coins.canary_decoder import Decoder, Seen, Views
 from audit.coins.insertion import Scaling
@@ -286,7 +269,7 @@ def canary_audit(
     return tuple(attacks)
 
 
-def _curve_on_trial(evidence: RunEvidence, promise: Promise) -> ProfileCurve | None:
+def _curve_on_trial(evidence: RunEvidence, promise: Promise) -> bounds.ProfileCurve | None:
     """What the manifest signs beyond its one (epsilon, delta); a paper's claim has no more than that."""
     if not isinstance(evidence.document.guarantee, PrivateGuarantee):
         return None
@@ -300,7 +283,7 @@ class _Judge:
     design: CanaryDesign
     runs: CanaryRuns
     promise: Promise
-    curve: TradeOff | None
+    curve: bounds.TradeOff | None
     error: float
 
     def coins(self) -> Attack:
@@ -309,14 +292,16 @@ class _Judge:
         controls = self._rank(self.runs.clean)
         bound, power, grid = self._one_run(guesses, controls, _ERROR.coins)
         readings = sorted({Decoder.fit(views).reading.value for views in self.runs.noisy})
-        right, quiet = share_right(guesses, grid[-1]), share_right(controls, grid[-1])
+        right, quiet = bounds.share_right(guesses, grid[-1]), bounds.share_right(controls, grid[-1])
         text = (
             f"{self._setting()}; of the {grid[-1]} guesses per run {100 * right:.1f}% were right "
             f"({100 * quiet:.1f}% without noise); reading: {', '.join(readings)}"
         )
         test = None
         if self.curve is not None:
-            p_value = p_value_over(FDPOneRun(), [counts_at(guesses, number) for number in grid], self.curve)
+            p_value = bounds.p_value_over(
+                bounds.FDPOneRun(), [bounds.counts_at(guesses, number) for number in grid], self.curve
+            )
             test = CurveTest.at(p_value, _ERROR.curve * self.error)
         name = "gradient-space canaries against the transcript"
         return Attack(
@@ -336,26 +321,26 @@ class _Judge:
         scores, clean = (self._first_canary(seen, fitting) for seen in (self.runs.noisy[0], self.runs.clean[0]))
         truth = self.runs.coins[fitting:, 0]
         at_bound, at_curve = _ERROR.repeated * self.error, _ERROR.curve * self.error
-        method, level = JointExact(nuisance_error=at_bound / 10), 1 - at_bound
-        counts = ErrorCounts.at(0.0, scores[truth == 0], scores[truth == 1])
+        method, level = bounds.JointExact(nuisance_error=at_bound / 10), 1 - at_bound
+        counts = bounds.ErrorCounts.at(0.0, scores[truth == 0], scores[truth == 1])
         bound = method.lower_bound(counts, self.promise.delta, level)
-        quiet = ErrorCounts.at(0.0, clean[truth == 0], clean[truth == 1])
-        design = RepeatedDesign(
+        quiet = bounds.ErrorCounts.at(0.0, clean[truth == 0], clean[truth == 1])
+        design = bounds.RepeatedDesign(
             quiet.runs_without,
             quiet.runs_with,
             (quiet.false_positives + 0.5) / (quiet.runs_without + 1),
             (quiet.false_negatives + 0.5) / (quiet.runs_with + 1),
         )
-        power = power_at(self.promise.epsilon, self.promise.delta, method, design, level)
+        power = bounds.power_at(self.promise.epsilon, self.promise.delta, method, design, level)
         text = (
             f"one canary in {len(truth)} runs: {counts.false_positives} of {counts.runs_without} runs without it and "
             f"{counts.false_negatives} of {counts.runs_with} with it were taken for the other kind"
         )
         test = None
         if self.curve is not None:
-            sharp = JointExact(nuisance_error=at_curve / 10)
+            sharp = bounds.JointExact(nuisance_error=at_curve / 10)
             test = CurveTest.at(sharp.p_value(counts, self.curve), at_curve)
-            power = max(power, power_against(self.curve, sharp, design, 1 - at_curve))
+            power = max(power, bounds.power_against(self.curve, sharp, design, 1 - at_curve))
         name = "one gradient-space canary, repeated runs"
         return Attack(name=name, bound=bound, power=power, evidence=text, curve=test)
 
@@ -369,7 +354,7 @@ class _Judge:
         guesses = self._guesses(self.runs.model - self.runs.model.mean(axis=0))
         controls = self._guesses(np.concatenate([_sum_of_rounds(views[0]) for views in self.runs.clean], axis=1))
         bound, power, grid = self._one_run(guesses, controls, _ERROR.model)
-        right = share_right(guesses, grid[-1])
+        right = bounds.share_right(guesses, grid[-1])
         text = f"{self._setting()}; of the {grid[-1]} guesses per run {100 * right:.1f}% were right"
         name = "gradient-space canaries against the final model"
         return Attack(name=name, bound=bound, power=min(power, most_power), evidence=text)
@@ -384,19 +369,19 @@ class _Judge:
         return max(6, round(_FITTING * len(self.runs.coins)))
 
     def _one_run(
-        self, guesses: tuple[RankedGuesses, ...], controls: tuple[RankedGuesses, ...], share: float
-    ) -> tuple[LowerBound, float, tuple[int, ...]]:
+        self, guesses: tuple[bounds.RankedGuesses, ...], controls: tuple[bounds.RankedGuesses, ...], share: float
+    ) -> tuple[bounds.LowerBound, float, tuple[int, ...]]:
         """The bound at its share of the error, its power against missing noise, and the numbers of guesses."""
-        method, grid = OneRun(), _grid(self.design.coins)
+        method, grid = bounds.OneRun(), _grid(self.design.coins)
         level, delta = 1 - share * self.error, self.promise.delta
-        bound = bound_over(method, [counts_at(guesses, number) for number in grid], delta, level)
+        bound = bounds.bound_over(method, [bounds.counts_at(guesses, number) for number in grid], delta, level)
         runs = len(guesses)
         power = max(
-            power_at(
+            bounds.power_at(
                 self.promise.epsilon,
                 delta,
                 method,
-                OneRunDesign(self.design.coins * runs, number * runs, share_right(controls, number)),
+                bounds.OneRunDesign(self.design.coins * runs, number * runs, bounds.share_right(controls, number)),
                 level,
                 len(grid),
             )
@@ -404,11 +389,13 @@ class _Judge:
         )
         return bound, power, grid
 
-    def _rank(self, silos: tuple[Views, ...]) -> tuple[RankedGuesses, ...]:
+    def _rank(self, silos: tuple[Views, ...]) -> tuple[bounds.RankedGuesses, ...]:
         return self._guesses(np.concatenate([Decoder.fit(views).scores(views) for views in silos], axis=1))
 
-    def _guesses(self, scores: Floats) -> tuple[RankedGuesses, ...]:
-        return tuple(RankedGuesses.from_scores(row, coins) for row, coins in zip(scores, self.runs.coins, strict=True))
+    def _guesses(self, scores: Floats) -> tuple[bounds.RankedGuesses, ...]:
+        return tuple(
+            bounds.RankedGuesses.from_scores(row, coins) for row, coins in zip(scores, self.runs.coins, strict=True)
+        )
 
     def _first_canary(self, views: Views, fitting: int) -> Floats:
         """Scores of the runs that did not fit the decoder, so that they are independent of one another."""

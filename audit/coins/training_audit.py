@@ -22,17 +22,7 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import ArrayLike
 
-from audit.bounds import (
-    EpsilonDeltaCurve,
-    GuessCounts,
-    LowerBound,
-    OneRun,
-    OneRunDesign,
-    RankedGuesses,
-    bound_over,
-    counts_at,
-    power_against,
-)
+from audit import bounds
 from audit.coins.training_canaries import TrainingCanaries, TrainingCanaryKind, training_data
 from audit.coins.training_signals import CROWD, Access, Watch, scores_of_runs
 from audit.executors import finished
@@ -182,13 +172,13 @@ def audit_training(
     store = _Store.of(folder, case, chosen, "runs")
     seen = _Campaign(case, chosen, executor, store, progress).run()
     guesses = _guesses(seen, taken, seed)
-    bound = bound_over(OneRun(), _declared(guesses), delta, confidence)
+    bound = bounds.bound_over(bounds.OneRun(), _declared(guesses), delta, confidence)
     power, without = 0.0, None
     if control is not None:
         quiet = TrainingRun(control, taken, chosen.access, seed, score)
         apart = _Store.of(folder, quiet, chosen, "control")
         without = _guesses(_Campaign(quiet, chosen, executor, apart, progress).run(), taken, seed)
-        curve = EpsilonDeltaCurve(0.0 if epsilon is None else epsilon, delta)
+        curve = bounds.EpsilonDeltaCurve(0.0 if epsilon is None else epsilon, delta)
         power = _power(curve, without, guesses.coins, confidence)
     attack = _attack(chosen, bound, guesses, without, power)
     report = judge(promise, (), (attack,), confidence)
@@ -211,13 +201,13 @@ def _repeats_itself(case: TrainingRun, executor: Executor | None, store: _Store,
 
 def _attack(
     options: TrainingAuditOptions,
-    bound: LowerBound,
-    guesses: RankedGuesses,
-    without: RankedGuesses | None,
+    bound: bounds.LowerBound,
+    guesses: bounds.RankedGuesses,
+    without: bounds.RankedGuesses | None,
     power: float,
 ) -> Attack:
     best = bound.evidence
-    assert isinstance(best, GuessCounts)
+    assert isinstance(best, bounds.GuessCounts)
     right = float(guesses.correct.mean())
     clean = None if without is None else float(without.correct.mean())
     compared = "no control without noise, so its power is not known"
@@ -238,22 +228,22 @@ def _attack(
     )
 
 
-def _declared(guesses: RankedGuesses) -> tuple[GuessCounts, ...]:
-    return tuple(counts_at((guesses,), _number(share, guesses.coins)) for share in _SHARES)
+def _declared(guesses: bounds.RankedGuesses) -> tuple[bounds.GuessCounts, ...]:
+    return tuple(bounds.counts_at((guesses,), _number(share, guesses.coins)) for share in _SHARES)
 
 
 def _number(share: float, coins: int) -> int:
     return min(coins, max(_FEWEST, round(share * coins)))
 
 
-def _power(claim: EpsilonDeltaCurve, control: RankedGuesses, coins: int, confidence: float) -> float:
+def _power(claim: bounds.EpsilonDeltaCurve, control: bounds.RankedGuesses, coins: int, confidence: float) -> float:
     """The chance of refuting the claim with so many coins, if guesses were as right as the control's: the largest over
     the declared shares, each at its own level, is a lower bound of that of all together."""
     designs = (
-        OneRunDesign(coins, _number(share, coins), counts.correct / counts.guesses)
+        bounds.OneRunDesign(coins, _number(share, coins), counts.correct / counts.guesses)
         for share, counts in zip(_SHARES, _declared(control), strict=True)
     )
-    return max(power_against(claim, OneRun(), design, confidence, len(_SHARES)) for design in designs)
+    return max(bounds.power_against(claim, bounds.OneRun(), design, confidence, len(_SHARES)) for design in designs)
 
 
 @dataclass(frozen=True, eq=False)
@@ -265,13 +255,13 @@ class _Seen:
     lessons: int
 
 
-def _guesses(seen: _Seen, canaries: TrainingCanaries, seed: int) -> RankedGuesses:
+def _guesses(seen: _Seen, canaries: TrainingCanaries, seed: int) -> bounds.RankedGuesses:
     """Of all counted runs; how a canary looks in and out is learnt from the other runs alone."""
     coins = np.stack([canaries.coins(number, seed) for number in seen.numbers])
     kinds = np.array([tuple(TrainingCanaryKind).index(kind) for kind in canaries.kinds])
     lessons = seen.lessons
     scores = scores_of_runs(seen.signals[lessons:], seen.signals[:lessons], coins[:lessons], kinds)
-    return RankedGuesses.from_scores(scores.ravel(), coins[lessons:].ravel().astype(np.int64))
+    return bounds.RankedGuesses.from_scores(scores.ravel(), coins[lessons:].ravel().astype(np.int64))
 
 
 @final

@@ -17,23 +17,7 @@ from functools import lru_cache
 import numpy as np
 from scipy.stats import binomtest
 
-from audit.bounds import (
-    CurveFamily,
-    EpsilonDeltaCurve,
-    FDPOneRun,
-    GaussianCurve,
-    GuessCounts,
-    LowerBound,
-    Method,
-    OneRun,
-    OneRunDesign,
-    ProfileCurve,
-    RankedGuesses,
-    Selection,
-    counts_at,
-    p_value_over,
-    power_against,
-)
+from audit import bounds
 from audit.bounds.lower_bound import OneRunBound, allowed_failure, bound_of_parameter, refuted_up_to
 from audit.bounds.trade_off import check_family_delta
 from audit.models.roc import checked_scores
@@ -57,9 +41,9 @@ class ClaimOnTrial:
 
     promise: Promise
     relation: Relation
-    curve: ProfileCurve | None = None
+    curve: bounds.ProfileCurve | None = None
     """Of a manifest: every (epsilon, delta) that its event keeps, tested at all of them at once."""
-    family: CurveFamily = CurveFamily.EPSILON_DELTA
+    family: bounds.CurveFamily = bounds.CurveFamily.EPSILON_DELTA
     """Of a manifest that signs Gaussian noise on whole batches and nothing else: GAUSSIAN, which is then no guess."""
 
     @classmethod
@@ -84,7 +68,7 @@ class ClaimOnTrial:
         if not isinstance(document.guarantee, PrivateGuarantee):
             return cls(promise, unit.relation)
         gaussian = all(_is_gaussian(leaf) for leaf in multiplicities(document.accounting.event))
-        family = CurveFamily.GAUSSIAN if gaussian and promise.delta > 0 else CurveFamily.EPSILON_DELTA
+        family = bounds.CurveFamily.GAUSSIAN if gaussian and promise.delta > 0 else bounds.CurveFamily.EPSILON_DELTA
         return cls(promise, unit.relation, manifest_curve(document), family)
 
 
@@ -109,11 +93,11 @@ COIN_LEVEL = 1e-3
 _MOST_EPSILON = 200.0
 """No number of guesses refutes more."""
 _OUTWARD = 1 + 1e-12
-_METHODS: dict[CurveFamily, OneRunBound] = {
-    CurveFamily.EPSILON_DELTA: OneRun(),
-    CurveFamily.GAUSSIAN: FDPOneRun(CurveFamily.GAUSSIAN),
+_METHODS: dict[bounds.CurveFamily, OneRunBound] = {
+    bounds.CurveFamily.EPSILON_DELTA: bounds.OneRun(),
+    bounds.CurveFamily.GAUSSIAN: bounds.FDPOneRun(bounds.CurveFamily.GAUSSIAN),
 }
-Rankings = tuple[RankedGuesses, ...]
+Rankings = tuple[bounds.RankedGuesses, ...]
 
 
 @dataclass(frozen=True)
@@ -126,7 +110,7 @@ class BoundTerms:
     confidence: float = CONFIDENCE
     seed: int = 0
     """Of the random pairs."""
-    family: CurveFamily = CurveFamily.EPSILON_DELTA
+    family: bounds.CurveFamily = bounds.CurveFamily.EPSILON_DELTA
     """GAUSSIAN reads the bound as that of one Gaussian release, which the auditor has to know it is."""
 
     def __post_init__(self) -> None:
@@ -155,28 +139,30 @@ class BoundTerms:
         """The same at another confidence."""
         return replace(self, confidence=confidence)
 
-    def gaussian(self, mu: float) -> GaussianCurve:
+    def gaussian(self, mu: float) -> bounds.GaussianCurve:
         """What a Gaussian release says about turning over one coin: two shifts of mu are one of 2 mu."""
-        return GaussianCurve(2 * mu if self.replacing else mu)
+        return bounds.GaussianCurve(2 * mu if self.replacing else mu)
 
-    def own_curve(self, curve: ProfileCurve) -> ProfileCurve:
+    def own_curve(self, curve: bounds.ProfileCurve) -> bounds.ProfileCurve:
         """What a manifest's curve says about turning over one coin, point by point."""
         if not self.replacing:
             return curve
         points = ((2 * one.epsilon, (1 + math.exp(one.epsilon)) * one.delta) for one in curve.points())
-        return ProfileCurve.of(tuple((epsilon, delta) for epsilon, delta in points if delta < 1) or ((0.0, 1.0),))
+        return bounds.ProfileCurve.of(
+            tuple((epsilon, delta) for epsilon, delta in points if delta < 1) or ((0.0, 1.0),)
+        )
 
-    def curve(self, epsilon: float) -> EpsilonDeltaCurve | GaussianCurve:
+    def curve(self, epsilon: float) -> bounds.EpsilonDeltaCurve | bounds.GaussianCurve:
         """What a promise of `epsilon` says about turning over one coin."""
-        if self.family is CurveFamily.GAUSSIAN:
+        if self.family is bounds.CurveFamily.GAUSSIAN:
             return self.gaussian(gaussian_mu(epsilon, self.delta) * _OUTWARD)
         if self.replacing:
             # Replacing is removing and adding: (2 eps, (1 + e^eps) delta).
-            return EpsilonDeltaCurve(2 * epsilon, min(1.0, (1 + math.exp(epsilon)) * self.delta))
-        return EpsilonDeltaCurve(epsilon, self.delta)
+            return bounds.EpsilonDeltaCurve(2 * epsilon, min(1.0, (1 + math.exp(epsilon)) * self.delta))
+        return bounds.EpsilonDeltaCurve(epsilon, self.delta)
 
 
-def bound_of(scores: Floats, is_member: Booleans, trial: BoundTerms) -> LowerBound:
+def bound_of(scores: Floats, is_member: Booleans, trial: BoundTerms) -> bounds.LowerBound:
     """The largest epsilon that the guesses refute, the choice of how many count included."""
     rankings = rankings_of(scores, is_member, trial)
     if trial.assignment is Assignment.COINS:
@@ -189,21 +175,21 @@ def bound_of(scores: Floats, is_member: Booleans, trial: BoundTerms) -> LowerBou
         for counts in (_without_head_start(ranking, share, is_member, trial) for share in SHARES)
     ]
     largest, evidence = max(found, key=lambda pair: pair[0])
-    if trial.family is CurveFamily.GAUSSIAN:
+    if trial.family is bounds.CurveFamily.GAUSSIAN:
         bound = bound_of_parameter(_METHODS[trial.family], largest, evidence, trial.delta, 1 - failure)
     else:
-        bound = LowerBound(largest, trial.delta, 1 - failure, Method.ONE_RUN, trial.family, evidence)
-    return bound.selected_by(Selection.BONFERRONI, comparisons, trial.confidence)
+        bound = bounds.LowerBound(largest, trial.delta, 1 - failure, bounds.Method.ONE_RUN, trial.family, evidence)
+    return bound.selected_by(bounds.Selection.BONFERRONI, comparisons, trial.confidence)
 
 
-def curve_p_value(scores: Floats, is_member: Booleans, trial: BoundTerms, curve: ProfileCurve) -> float:
+def curve_p_value(scores: Floats, is_member: Booleans, trial: BoundTerms, curve: bounds.ProfileCurve) -> float:
     """Of a manifest's own curve, over all rankings and declared shares, Bonferroni's correction included."""
     counts = [
         _without_head_start(ranking, share, is_member, trial)
         for ranking in rankings_of(scores, is_member, trial)
         for share in SHARES
     ]
-    return p_value_over(FDPOneRun(), counts, trial.own_curve(curve))
+    return bounds.p_value_over(bounds.FDPOneRun(), counts, trial.own_curve(curve))
 
 
 def coin_p_value(is_member: Booleans) -> float:
@@ -225,13 +211,15 @@ def require_coins(is_member: Booleans) -> None:
         )
 
 
-def _without_head_start(ranking: RankedGuesses, share: float, is_member: Booleans, trial: BoundTerms) -> GuessCounts:
+def _without_head_start(
+    ranking: bounds.RankedGuesses, share: float, is_member: Booleans, trial: BoundTerms
+) -> bounds.GuessCounts:
     """The right guesses less those that the numbers of members and non-members give away.
 
     Given the numbers, guessing "member" k times is right k * members / records times without any look at the model.
     What exceeds k / 2 is taken off, rounded up: fewer right guesses only lower the bound, so it stays valid.
     """
-    counts = counts_at((ranking,), number_of_guesses(share, ranking.coins))
+    counts = bounds.counts_at((ranking,), number_of_guesses(share, ranking.coins))
     if trial.paired:
         return counts
     guessed = np.argsort(-ranking.strength, kind="stable")[: counts.guesses]
@@ -252,10 +240,10 @@ def power_of(epsilon: float, trial: BoundTerms, coins: int, success: tuple[tuple
         return 0.0
     comparisons = sum(len(row) for row in success)
     return max(
-        power_against(
+        bounds.power_against(
             trial.curve(epsilon),
             _METHODS[trial.family],
-            OneRunDesign(coins, number_of_guesses(share, coins), rate),
+            bounds.OneRunDesign(coins, number_of_guesses(share, coins), rate),
             trial.confidence,
             comparisons,
         )
@@ -269,7 +257,7 @@ def success_rates(scores: Floats, is_member: Booleans, trial: BoundTerms) -> tup
     return tuple(
         tuple(
             counts.correct / counts.guesses
-            for counts in (counts_at((one,), number_of_guesses(share, one.coins)) for share in SHARES)
+            for counts in (bounds.counts_at((one,), number_of_guesses(share, one.coins)) for share in SHARES)
         )
         for one in rankings_of(scores, is_member, trial)
     )
@@ -300,14 +288,14 @@ def rankings_of(scores: Floats, is_member: Booleans, trial: BoundTerms) -> Ranki
     return _singles(values, is_member, trial.seed)
 
 
-def _pairs(scores: Floats, is_member: Booleans, seed: int) -> RankedGuesses:
+def _pairs(scores: Floats, is_member: Booleans, seed: int) -> bounds.RankedGuesses:
     random = np.random.default_rng((seed, 0xBA12))
     inside, outside = random.permutation(scores[is_member]), random.permutation(scores[~is_member])
     pairs = min(len(inside), len(outside))
     # Which of a pair is named first is a coin, so that equal scores are guessed right half of the time.
     first = random.integers(0, 2, pairs)
     lead = np.where(first == 1, 1.0, -1.0) * (inside[:pairs] - outside[:pairs])
-    return RankedGuesses.from_scores(lead, first)
+    return bounds.RankedGuesses.from_scores(lead, first)
 
 
 def _singles(scores: Floats, is_member: Booleans, seed: int) -> Rankings:
@@ -319,15 +307,15 @@ def _singles(scores: Floats, is_member: Booleans, seed: int) -> Rankings:
     ties = np.random.default_rng((seed, 0x7135)).random(len(scores))
     rank = np.empty(len(scores))
     rank[np.lexsort((ties, scores))] = np.arange(len(scores)) - (len(scores) - 1) / 2
-    both = RankedGuesses.from_scores(rank, is_member.astype(np.int64))
-    return both, RankedGuesses(rank, is_member), RankedGuesses(-rank, ~is_member)
+    both = bounds.RankedGuesses.from_scores(rank, is_member.astype(np.int64))
+    return both, bounds.RankedGuesses(rank, is_member), bounds.RankedGuesses(-rank, ~is_member)
 
 
 @lru_cache(maxsize=4096)
-def _largest_refuted(counts: GuessCounts, trial: BoundTerms, failure: float) -> float:
+def _largest_refuted(counts: bounds.GuessCounts, trial: BoundTerms, failure: float) -> float:
     """Any epsilon (of a Gaussian: any mu) with a p-value below `failure` may be reported; nothing else is assumed."""
     method = _METHODS[trial.family]
-    if trial.family is CurveFamily.GAUSSIAN:
+    if trial.family is bounds.CurveFamily.GAUSSIAN:
         return refuted_up_to(lambda mu: method.refutes(counts, trial.gaussian(mu), 1 - failure))
     if trial.replacing:
         return refuted_up_to(lambda epsilon: method.p_value(counts, trial.curve(epsilon)) < failure)

@@ -24,7 +24,7 @@ from audit.models.membership_audit import MembershipOptions, Progress
 from audit.models.membership_audit import audit_model as audit_target
 from audit.models.records import AuditedRecords, class_text
 from audit.models.shadow_models import ShadowRecipe, ShadowRecords, phi_from_probabilities
-from audit.models.targets import ClonedEstimator, OutputKind, is_torch_module, phi_of_outputs
+from audit.models.targets import ClonedEstimator, OutputKind, fitted_clone, is_torch_module, phi_of_outputs
 from audit.report.results import Assignment, AuditReport
 from audit.settings import BY_CLASS, BY_CORRECTNESS, CONFIDENCE, ExposureOptions
 from calibrate.arrays import Booleans, Floats, Integers
@@ -33,7 +33,6 @@ from calibrate.manifest.trust import TrustFile
 from calibrate.manifest.verify import authenticate, read_unverified
 from calibrate.privacy_unit import Relation
 
-_AT_ONCE = 4096
 _MOST_CATEGORIES = 100
 
 
@@ -91,7 +90,7 @@ def _of_quantities(predicted: Floats, labels: NDArray[Any]) -> Floats:
 def _torch_outputs(model: Any, features: Any) -> Floats:
     import torch
 
-    from audit.models.torch_targets import plain_module
+    from audit.models.torch_targets import outputs_of, plain_module
 
     module = plain_module(model)
     first = next(module.parameters(), None)
@@ -99,14 +98,7 @@ def _torch_outputs(model: Any, features: Any) -> Floats:
     layers = (layer for layer in module.modules() if any(True for _ in layer.parameters(recurse=False)))
     if not isinstance(next(layers, None), torch.nn.Embedding):  # which takes the numbers of words
         x = x.to(torch.float32 if first is None else first.dtype) if x.is_floating_point() or x.ndim == 2 else x
-    training = module.training
-    module.eval()
-    try:
-        with torch.no_grad():
-            found = [module(part) for part in torch.split(x, _AT_ONCE)]
-            return torch.cat([getattr(part, "logits", part) for part in found]).double().numpy()
-    finally:
-        module.train(training)
+    return torch.cat([getattr(part, "logits", part) for part in outputs_of(module, x)]).double().numpy()
 
 
 def _features(model: Any, data: TableData | ArrayData) -> Any:
@@ -143,16 +135,11 @@ class ClonedRegressor:
         return f"clones of {type(self.estimator).__name__} with its own settings"
 
     def signals(self, records: ShadowRecords, included: Booleans, seeds: tuple[int, ...]) -> Floats:
-        from sklearn.base import clone
-
-        found = []
-        for own, seed in zip(included, seeds, strict=True):
-            model = clone(self.estimator)
-            model.set_params(**{name: seed % 2**31 for name in model.get_params() if name.endswith("random_state")})
-            rows = np.flatnonzero(own)
-            model.fit(self.inputs.iloc[rows] if hasattr(self.inputs, "iloc") else self.inputs[rows], self.labels[rows])
-            found.append(_of_quantities(np.asarray(model.predict(self.inputs), dtype=np.float64), self.labels))
-        return np.stack(found)
+        models = (
+            fitted_clone(self.estimator, self.inputs, self.labels, *each) for each in zip(included, seeds, strict=True)
+        )
+        predicted = (np.asarray(model.predict(self.inputs), dtype=np.float64) for model in models)
+        return np.stack([_of_quantities(each, self.labels) for each in predicted])
 
 
 @final

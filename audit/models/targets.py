@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Protocol, final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from audit.models.records import AuditedRecords, RecordTables, class_text
 from audit.models.shadow_models import ShadowRecipe, ShadowRecords, Signals, phi_from_logits, phi_from_probabilities
@@ -188,6 +189,16 @@ def twin_forest(estimator: Any) -> Any | None:
     return twins[type(estimator)](**settings)
 
 
+def fitted_clone(estimator: Any, inputs: Any, labels: NDArray[Any], own: Booleans, seed: int) -> Any:
+    """The same estimator, unfitted, trained on its own records with its own seed; inputs are an array or a table."""
+    from sklearn.base import clone
+
+    model = clone(estimator)
+    model.set_params(**{name: seed % 2**31 for name in model.get_params() if name.split("__")[-1] == "random_state"})
+    rows = np.flatnonzero(own)
+    return model.fit(inputs.iloc[rows] if hasattr(inputs, "iloc") else inputs[rows], labels[rows])
+
+
 @final
 @dataclass(frozen=True, eq=False)
 class ClonedEstimator:
@@ -207,17 +218,10 @@ class ClonedEstimator:
         return np.stack([self._one(records, own, seed) for own, seed in zip(included, seeds, strict=True)])
 
     def _one(self, records: ShadowRecords, own: Booleans, seed: int) -> Floats:
-        from sklearn.base import clone
-
-        twin = twin_forest(self.estimator) if records.classes == 2 else None
-        model = clone(self.estimator if twin is None else twin)
-        seeded = {name: seed % 2**31 for name in model.get_params() if name.split("__")[-1] == "random_state"}
-        model.set_params(**seeded)
         if len(np.unique(records.labels[own])) < 2:
             raise InvalidInput("records", int(own.sum()), "of a shadow model hold one class only", "give more records")
-        rows = np.flatnonzero(own)
-        mine = self.inputs.iloc[rows] if hasattr(self.inputs, "iloc") else self.inputs[rows]
-        model.fit(mine, records.labels[own])
+        twin = twin_forest(self.estimator) if records.classes == 2 else None
+        model = fitted_clone(self.estimator if twin is None else twin, self.inputs, records.labels, own, seed)
         table = np.zeros((len(records), records.classes))
         if twin is not None:
             table[:, 1] = model.predict(self.inputs)

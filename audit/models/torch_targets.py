@@ -7,7 +7,7 @@ import pickle
 from collections import OrderedDict
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, final
+from typing import Any, ClassVar, final
 
 import numpy as np
 import torch
@@ -67,6 +67,17 @@ def _without_hooks(module: nn.Module) -> nn.Module:
 _AT_ONCE = 4096
 
 
+def outputs_of(module: nn.Module, x: torch.Tensor) -> list[Any]:
+    """What the module answers in evaluation mode, some records at a time; it is put back into its mode afterwards."""
+    training = module.training
+    module.eval()
+    try:
+        with torch.no_grad():
+            return [module(part) for part in torch.split(x, _AT_ONCE)]
+    finally:
+        module.train(training)
+
+
 @final
 @dataclass(frozen=True, eq=False)
 class TorchTarget:
@@ -86,11 +97,8 @@ class TorchTarget:
         first = next(self.module.parameters(), None)
         dtype = torch.float32 if first is None or not first.is_floating_point() else first.dtype
         x = torch.from_numpy(numeric_inputs(records, self.source)).to(dtype)
-        training = self.module.training
-        self.module.eval()
         try:
-            with torch.no_grad():
-                parts = [self.module(part) for part in torch.split(x, _AT_ONCE)]
+            parts = outputs_of(self.module, x)
         except (RuntimeError, TypeError, ValueError) as error:
             raise InvalidInput(
                 "model",
@@ -98,8 +106,6 @@ class TorchTarget:
                 f"does not take records of {x.shape[1]} numbers ({str(error).splitlines()[0]})",
                 "give the columns it was trained on, in its order",
             ) from error
-        finally:
-            self.module.train(training)
         if not all(isinstance(part, torch.Tensor) for part in parts):
             raise InvalidInput("model", self.source, "gave no tensor", "wrap it so that it returns scores")
         table = torch.cat(parts).double().numpy()

@@ -8,23 +8,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import Enum
 from html import escape
-from typing import assert_never
 
 # Axes of a chart: where a number goes, and which numbers stand beside the axis.
-
-
-class Scale(Enum):
-    LINEAR = "linear"
-    LOG = "logarithmic"
-
-
-class Numbers(Enum):
-    """How an axis writes its numbers."""
-
-    PLAIN = "plain"
-    PERCENT = "percent"
 
 
 @dataclass(frozen=True)
@@ -34,47 +20,36 @@ class Axis:
     label: str
     low: float
     high: float
-    scale: Scale = Scale.LINEAR
-    numbers: Numbers = Numbers.PLAIN
+    logarithmic: bool = False
+    percent: bool = False
 
     @classmethod
-    def around(cls, label: str, values: Sequence[float], numbers: Numbers = Numbers.PLAIN, zero: bool = True) -> Axis:
-        """A linear axis from one round number to another that holds all values, and zero where asked."""
+    def around(cls, label: str, values: Sequence[float], percent: bool = False) -> Axis:
+        """A linear axis from one round number to another that holds all values, and zero."""
         kept = [value for value in values if math.isfinite(value)] or [0.0]
-        low, high = min(kept), max(kept)
-        if zero:
-            low, high = min(low, 0.0), max(high, 0.0)
+        low, high = min(*kept, 0.0), max(*kept, 0.0)
         if high <= low:
-            low, high = (low, low + 1.0) if low >= 0 else (low - 1.0, low + 1.0)
+            high = low + 1.0
         step = _step(low, high)
-        return cls(label, math.floor(low / step + 1e-9) * step, math.ceil(high / step - 1e-9) * step, numbers=numbers)
+        return cls(label, math.floor(low / step + 1e-9) * step, math.ceil(high / step - 1e-9) * step, percent=percent)
 
     def place(self, value: float) -> float:
-        match self.scale:
-            case Scale.LINEAR:
-                share = (value - self.low) / (self.high - self.low)
-            case Scale.LOG:
-                value = max(value, self.low)
-                share = math.log(value / self.low) / math.log(self.high / self.low)
-            case _:
-                assert_never(self.scale)
+        if self.logarithmic:
+            share = math.log(max(value, self.low) / self.low) / math.log(self.high / self.low)
+        else:
+            share = (value - self.low) / (self.high - self.low)
         return min(1.0, max(0.0, share))
 
     def ticks(self) -> tuple[float, ...]:
-        match self.scale:
-            case Scale.LINEAR:
-                step = _step(self.low, self.high)
-                first = math.ceil(self.low / step - 1e-9)
-                last = math.floor(self.high / step + 1e-9)
-                return tuple(number * step for number in range(first, last + 1))
-            case Scale.LOG:
-                first, last = math.ceil(math.log10(self.low) - 1e-9), math.floor(math.log10(self.high) + 1e-9)
-                return tuple(10.0**number for number in range(first, last + 1))
-            case _:
-                assert_never(self.scale)
+        if self.logarithmic:
+            first, last = math.ceil(math.log10(self.low) - 1e-9), math.floor(math.log10(self.high) + 1e-9)
+            return tuple(10.0**number for number in range(first, last + 1))
+        step = _step(self.low, self.high)
+        first, last = math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9)
+        return tuple(number * step for number in range(first, last + 1))
 
     def text(self, value: float) -> str:
-        if self.numbers is Numbers.PERCENT:
+        if self.percent:
             return f"{round(100 * value, 6):g}%"
         return f"{round(value, 10):g}"
 

@@ -109,7 +109,7 @@ def model_card(content: ReportContent, facts: CardFacts) -> str:
         lines += ["", "## Measured on held-out records", "These numbers are **not private**.", ""]
         lines += [f"- {name} (not private): {value:.4f}" for name, value in measured.items()]
     lines += ["", "## Identity", f"- Budget: sha256 {manifest.digest}", f"- Plan: sha256 {document.config_digest}"]
-    return f"---\n{_yaml(matter)}---\n" + "\n".join(lines) + "\n"
+    return f"---\n{as_yaml(matter)}---\n" + "\n".join(lines) + "\n"
 
 
 def _measured(content: ReportContent) -> dict[str, float]:
@@ -247,11 +247,6 @@ def _list(sentences: tuple[str, ...]) -> str:
     return "".join(f"- {text}\n" for text in sentences)
 
 
-def as_yaml(entry: dict[str, Json]) -> str:
-    """The entry as the registry stores it: literal blocks, so that lists stay lists."""
-    return _yaml(entry)
-
-
 class _Dumper(yaml.SafeDumper):  # type: ignore[misc]  # PyYAML has no types
     """Writes text of several lines as a literal block."""
 
@@ -263,7 +258,8 @@ def _text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
 _Dumper.add_representer(str, _text)
 
 
-def _yaml(value: dict[str, Json]) -> str:
+def as_yaml(value: dict[str, Json]) -> str:
+    """As the registry stores an entry: literal blocks, so that lists stay lists."""
     text: str = yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=4096)
     return text
 

@@ -10,7 +10,7 @@ import numpy as np
 from markupsafe import Markup
 
 from audit.bounds import EpsilonDeltaCurve
-from audit.report.charts import Axis, Bars, Numbers, Scale, Series, Whisker, bar_chart, interval_chart, line_chart
+from audit.report.charts import Axis, Bars, Series, Whisker, bar_chart, interval_chart, line_chart
 from audit.report.results import AttributeInference, AuditReport, MembershipResult
 from calibrate.manifest.mechanism import AsPrintedGuarantee, Guarantee, PrivateGuarantee
 from privfair.fairness.measurement import Measured
@@ -95,9 +95,9 @@ def _trade_off(audit: AuditReport, guarantee: Guarantee | None) -> Figure:
         )
         for name, epsilon, at, dashed in curves
     )
-    low, scale = (_LOWEST_RATE, Scale.LOG) if crowded else (0.0, Scale.LINEAR)
-    x = Axis("false alarms", low, 1, scale, Numbers.PERCENT)
-    y = Axis("missed", low, 1, scale, Numbers.PERCENT)
+    low = _LOWEST_RATE if crowded else 0.0
+    x = Axis("false alarms", low, 1, crowded, percent=True)
+    y = Axis("missed", low, 1, crowded, percent=True)
     reading = (
         "An observer who tries to learn one protected fact makes false alarms and misses. Under the promise the two "
         "cannot both fall below the line; a measured line below the promised one breaks it."
@@ -123,10 +123,7 @@ def _power(audit: AuditReport) -> Figure:
         for check in audit.checks
         if check.noise_power is not None
     ]
-    axes = (
-        Axis("share of the signed noise", 0, 1, numbers=Numbers.PERCENT),
-        Axis("chance of an alarm", 0, 1, numbers=Numbers.PERCENT),
-    )
+    axes = (Axis("share of the signed noise", 0, 1, percent=True), Axis("chance of an alarm", 0, 1, percent=True))
     reading = "Had the noise been smaller, in all values alike, so likely was an alarm; computed, at the stated levels."
     if audit.power is not None and audit.power.bound is not None:
         units = audit.power.bound
@@ -166,8 +163,8 @@ def _roc(membership: MembershipResult) -> Figure:
     blind = tuple(float(rate) for rate in np.geomspace(least, 1, 20))
     series.append(Series("blind guessing", blind, blind, True))
     axis = (
-        Axis("non-members accused", least, 1, Scale.LOG, Numbers.PERCENT),
-        Axis("members found", least, 1, Scale.LOG, Numbers.PERCENT),
+        Axis("non-members accused", least, 1, logarithmic=True, percent=True),
+        Axis("members found", least, 1, logarithmic=True, percent=True),
     )
     reading = (
         "How many training records an attacker finds, against how many others are wrongly accused; both axes are "
@@ -182,7 +179,7 @@ def _attribute(section: AttributeInference) -> Figure:
         Whisker(one.name, one.leakage.value, one.leakage.lower, one.leakage.upper, one.leaks) for one in section.attacks
     ]
     ends = [_ROOM, *(end for row in rows for end in (row.lower, row.upper))]
-    axis = Axis.around("advantage over imputation, members minus non-members", ends, Numbers.PERCENT)
+    axis = Axis.around("advantage over imputation, members minus non-members", ends, percent=True)
     reading = (
         f"How much better {section.attribute} is guessed with the model than without it, for members minus the "
         f"same for non-members. An interval right of zero is leakage. All intervals together hold with "
@@ -225,6 +222,6 @@ def _over_steps(metrics: Metrics) -> Iterator[Figure]:
     if not series:
         return
     every = [value for one in series for value in one.x]
-    axes = (Axis.around("step", every), Axis("share of test records", 0, 1, numbers=Numbers.PERCENT))
+    axes = (Axis.around("step", every), Axis("share of test records", 0, 1, percent=True))
     chart = line_chart("Accuracy and gap over the training", *axes, series)
     yield _figure("Accuracy and gap over the training", chart, _NOT_PRIVATE)

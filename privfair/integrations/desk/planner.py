@@ -20,7 +20,7 @@ from urllib.parse import urlencode
 
 from markupsafe import Markup
 
-from audit.report.charts import Axis, Scale, Series, line_chart
+from audit.report.charts import Axis, Series, line_chart
 from calibrate.accountants.registry import best_epsilon
 from calibrate.budget import CertifiedBudget, calibrate_plan
 from calibrate.errors import InvalidInput, PrivfairError
@@ -306,9 +306,9 @@ def _noise_by_epsilon(plan: Plan, target: EpsilonDelta) -> CurveFigure:
     names = [value.name for value in budgets[0].values if not isinstance(value, RandomizedValue)]
     lines = [Series(name, tuple(grid), tuple(budget.value(name).sigma for budget in budgets)) for name in names]
     every = [sigma for line in lines for sigma in line.y]
-    x = Axis("epsilon", grid[0], grid[-1], Scale.LOG)
+    x = Axis("epsilon", grid[0], grid[-1], logarithmic=True)
     low, high = 10 ** math.floor(math.log10(min(every))), 10 ** math.ceil(math.log10(max(every)))
-    chart = line_chart("Noise against epsilon", x, Axis("sigma", low, max(high, 10 * low), Scale.LOG), lines)
+    chart = line_chart("Noise against epsilon", x, Axis("sigma", low, max(high, 10 * low), logarithmic=True), lines)
     reading = "A stronger promise (to the left) needs more noise. Both axes are logarithmic."
     return CurveFigure("What the promise costs", Markup(chart), reading)
 
