@@ -83,10 +83,10 @@ class Rows:
         return self.whole.to(dtype) * each(self.unit.to(dtype), self.whole)
 
     @cached_property
-    def arrays(self) -> tuple[Floats, Floats, Floats]:
-        """Of features: whole numbers as a matrix, units, and norms of the features with a one."""
-        lengths = np.zeros(0) if self.squares is None else np.sqrt(self.squares.numpy() + 1.0)
-        return self.whole.flatten(1).numpy(), self.unit.numpy(), lengths
+    def arrays(self) -> tuple[Floats, Floats, Floats, Floats]:
+        """Of features: whole numbers as a matrix, units, and squared norms and norms of the features with a one."""
+        extended = np.zeros(0) if self.squares is None else self.squares.numpy() + 1.0
+        return self.whole.flatten(1).numpy(), self.unit.numpy(), extended, np.sqrt(extended)
 
     def shaped(self, *shape: int) -> Rows:
         """The same numbers, each record in another shape."""
@@ -415,10 +415,15 @@ def root(values: Tensor) -> Tensor:
 
 def summable(values: Floats, terms: int) -> Floats:
     """Each row (last dimension) rounded to a grid on which sums of `terms` of its numbers are exact."""
-    bits = _MANTISSA - 2 - math.ceil(math.log2(max(2, terms)))
-    power = _power_below(np.maximum(values.max(axis=-1, keepdims=True), -values.min(axis=-1, keepdims=True)))
-    magic = power * (1.5 * 2.0 ** (_MANTISSA - bits))
-    rounded: Floats = (values + magic) - magic
+    return on_grid(values, _MANTISSA - 2 - math.ceil(math.log2(max(2, terms))), -1)
+
+
+def on_grid(values: Floats, bits: int, axis: int) -> Floats:
+    """Numbers rounded to this number of bits below the power of two above the largest along an axis."""
+    magic = _power_below(np.maximum(values.max(axis=axis, keepdims=True), -values.min(axis=axis, keepdims=True)))
+    magic *= 1.5 * 2.0 ** (_MANTISSA - bits)
+    rounded: Floats = values + magic
+    rounded -= magic
     return rounded
 
 
@@ -510,16 +515,22 @@ def softmax(scores: Floats, axis: int) -> tuple[Floats, Floats, Floats]:
 def cross_entropy(logits: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """Each record's loss, and its gradient in the scores: softmax minus the true class's indicator; float64."""
     by_class = np.ascontiguousarray(logits.numpy().T, dtype=np.float64)  # long rows take less time
-    labels = y.numpy()
+    total, below, residual = residuals(by_class, y.numpy())
+    return torch.from_numpy(log_of(total) + below), torch.from_numpy(residual.T)
+
+
+def residuals(by_class: Floats, labels: NDArray[Any]) -> tuple[Floats, Floats, Floats]:
+    """Of scores (classes, records): the sum of their exponentials, how far the true class's score is below the
+    largest, and softmax minus the true class's indicator; a loss is log(sum) + how far.
+    """
     if len(labels) and not (labels.min() >= 0 and labels.max() < len(by_class)):
         worst = labels.min() if labels.min() < 0 else labels.max()
         raise InvalidInput("y", int(worst), f"must be a class from 0 to {len(by_class) - 1}", "number them from 0")
     e, total, below = softmax(by_class, 0)
     place = (labels, np.arange(len(labels)))
-    losses = log_of(total[0]) + below[place]
     e[place] -= total[0]
     e /= total
-    return torch.from_numpy(losses), torch.from_numpy(e.T)
+    return total[0], below[place], e
 
 
 def probabilities_of(logits: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from torch.nn import functional
 from calibrate.errors import InvalidInput
 from privfair.models.exact import Bits
 from privfair.models.linear import LogisticRegression
-from privfair.models.model import Activation, WeightedGradient, clipped_to, mean_over
+from privfair.models.model import Activation, WeightedGradient, clipped_after, clipped_to, mean_over
 from privfair.models.perceptron import Perceptron
 
 GENERATOR = torch.Generator().manual_seed(5)
@@ -55,6 +55,26 @@ def test_logistic_regression_is_a_linear_layer(classes: int) -> None:
     torch.testing.assert_close(model.logits(theta, x), expected)
     if classes == 2:
         torch.testing.assert_close(model.probabilities(theta, x)[:, 1], torch.sigmoid(scores[:, 0]))
+
+
+@pytest.mark.parametrize("size", [1.0, 2.0**-95, 1e4])
+def test_the_step_of_softmax_regression_has_the_bits_of_its_network(size: float) -> None:
+    """Records that are not finite, rows close to zero and parameters beyond the clamp included."""
+    generator = torch.Generator().manual_seed(7)
+    model = LogisticRegression(5, 4)
+    x = torch.randn(70, 5, dtype=torch.float64, generator=generator) * size
+    x[3, 1], x[4] = torch.nan, 0.0
+    theta = torch.randn(model.size, dtype=torch.float64, generator=generator) / min(size, 1.0)
+    y = torch.randint(0, 4, (70,), generator=generator)
+    for weigh in (clipped_to(0.5), clipped_after(lambda losses: 1.0 + (losses - 1.0), 0.5), mean_over(70)):
+        found = model.weighted_gradient(theta, x, y, weigh)
+        network = super(LogisticRegression, model).weighted_gradient(theta, x, y, weigh)
+        for own, other in zip(
+            (found.total, found.norms, found.losses, found.coefficients),
+            (network.total, network.norms, network.losses, network.coefficients),
+            strict=True,
+        ):
+            assert torch.equal(own, other)
 
 
 @pytest.mark.parametrize("score", [50.0, 800.0, 1e6])
