@@ -519,13 +519,18 @@ def cross_entropy(logits: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     return torch.from_numpy(log_of(total) + below), torch.from_numpy(residual.T)
 
 
+def require_classes(labels: NDArray[Any], classes: int) -> None:
+    """Refuse labels that are none of the classes; a negative one is a very large one without its sign."""
+    if np.maximum.reduce(labels.astype(np.uint64), initial=0) >= classes:
+        worst = int(labels[labels.astype(np.uint64).argmax()])
+        raise InvalidInput("y", worst, f"must be a class from 0 to {classes - 1}", "number them from 0")
+
+
 def residuals(by_class: Floats, labels: NDArray[Any]) -> tuple[Floats, Floats, Floats]:
     """Of scores (classes, records): the sum of their exponentials, how far the true class's score is below the
     largest, and softmax minus the true class's indicator; a loss is log(sum) + how far.
     """
-    if len(labels) and not (labels.min() >= 0 and labels.max() < len(by_class)):
-        worst = labels.min() if labels.min() < 0 else labels.max()
-        raise InvalidInput("y", int(worst), f"must be a class from 0 to {len(by_class) - 1}", "number them from 0")
+    require_classes(labels, len(by_class))
     e, total, below = softmax(by_class, 0)
     place = (labels, np.arange(len(labels)))
     e[place] -= total[0]

@@ -66,6 +66,7 @@ class Outer:
     """The upper bits of what went in, which enter exact sums."""
     came_back: Rows
     bias: bool
+    across: bool
 
     def squared_norms(self, exactly: bool) -> Tensor:
         kept = self.went_in.squares if exactly == self.arithmetic.sums_exactly else None
@@ -74,9 +75,10 @@ class Outer:
 
     def add(self, places: Sequence[Tensor], coefficients: Tensor, bound: float | None) -> None:
         back, shares = self.came_back.whole, coefficients * self.came_back.unit
+        place = places[0].T if self.across else places[0]
         if bound is None:
             back, left = back.to(DOUBLE), self.went_in
-            places[0].add_(torch.mm((back * (shares * left.unit)[:, None]).T, left.whole.to(DOUBLE)))
+            place.add_(torch.mm((back * (shares * left.unit)[:, None]).T, left.whole.to(DOUBLE)))
             if self.bias:
                 places[1].add_((back * shares[:, None]).sum(dim=0))
             return
@@ -84,13 +86,13 @@ class Outer:
         step = _step(bound / (_OUTER_ROOM[self.arithmetic.bits] * LARGEST_CUT))
         own = (shares * left.unit * (_SHARE / step)).clamp_(-LARGEST_CUT, LARGEST_CUT).to(back.dtype)
         cut = (back * own[:, None]).clamp_(-LARGEST_CUT, LARGEST_CUT)
-        self.arithmetic.products.add_outer(places[0], cut, left.whole, step)
+        self.arithmetic.products.add_outer(place, cut, left.whole, step)
         if self.bias:
             _add_cut(places[1], back, shares, bound)
 
     def gradients(self) -> tuple[Tensor, ...]:
-        back = self.came_back.values()
-        weight = back[:, :, None] * self.went_in.values()[:, None, :]
+        back, left = self.came_back.values(), self.went_in.values()
+        weight = left[:, :, None] * back[:, None, :] if self.across else back[:, :, None] * left[:, None, :]
         return (weight, back) if self.bias else (weight,)
 
 
@@ -217,6 +219,8 @@ class Linear(Weighted):
     weight: str
     bias: str | None
     positions: int = 1
+    across: bool = False
+    """Whether the weight is held as (inputs, outputs)."""
 
     @property
     def widths(self) -> tuple[int, ...]:
@@ -228,7 +232,8 @@ class Linear(Weighted):
 
     def prepare(self, arithmetic: Arithmetic, parameters: Mapping[str, Tensor]) -> Prepared:
         bias = None if self.bias is None else parameters[self.bias].to(arithmetic.dtype)
-        return Prepared(*arithmetic.public(parameters[self.weight]), bias)
+        weight = parameters[self.weight]
+        return Prepared(*arithmetic.public(weight.T if self.across else weight), bias)
 
     def forward(self, arithmetic: Arithmetic, prepared: Prepared | None, *inputs: Values) -> tuple[Values, Pull]:
         assert prepared is not None
@@ -243,7 +248,7 @@ class Linear(Weighted):
             d = arithmetic.grid(delta)
             part: Part
             if a.whole.ndim == 2:
-                part = Outer(arithmetic, a, arithmetic.high(a, factor), d, self.bias is not None)
+                part = Outer(arithmetic, a, arithmetic.high(a, factor), d, self.bias is not None, self.across)
             else:
                 part = summed_over_positions(arithmetic, a, d, self.bias is not None)
             if isinstance(inputs[0], Rows):

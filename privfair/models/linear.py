@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from calibrate.arrays import Floats
-from calibrate.errors import InvalidInput, count
+from calibrate.errors import count
 from privfair.models.exact import (
     LARGEST_WEIGHT,
     SMALLEST_TOP,
@@ -22,6 +22,7 @@ from privfair.models.exact import (
     exp_of_negative,
     log_of,
     on_grid,
+    require_classes,
     residuals,
 )
 from privfair.models.layers import FreeScore, Linear, NetLayer, Reshape
@@ -62,24 +63,13 @@ class LogisticRegression(NetworkModel):
         matrix = theta.reshape(self.features + 1, -1)
         return {"weight": matrix[:-1].T, "bias": matrix[-1]}
 
-    def _by_network(self, theta: Tensor) -> Tensor:
-        """theta in the order of the network: weights class by class, then the intercepts."""
-        if self.classes == 2:
-            return theta
-        return self._network.layout.join(self.named_parameters(theta))
-
-    def _by_model(self, found: Tensor) -> Tensor:
-        if self.classes == 2:
-            return found
-        weights = found[..., : -self.classes].reshape(*found.shape[:-1], self.classes, self.features)
-        return torch.cat((weights.transpose(-1, -2).flatten(-2), found[..., -self.classes :]), dim=-1)
-
 
 @lru_cache(maxsize=32)
 def _network(model: LogisticRegression) -> Network:
     free = 1 if model.classes == 2 else model.classes
-    layers: list[NetLayer] = [Reshape((model.features,)), Linear(model.features, free, "weight", "bias")]
-    layout = ParameterLayout(("weight", "bias"), ((free, model.features), (free,)))
+    linear = Linear(model.features, free, "weight", "bias", across=True)
+    layers: list[NetLayer] = [Reshape((model.features,)), linear]
+    layout = ParameterLayout(("weight", "bias"), ((model.features, free), (free,)))
     layers += [FreeScore()] if model.classes == 2 else []
     return Network(chain(*layers), layout, model.classes, Bits.LARGEST)
 
@@ -135,9 +125,7 @@ _Parameters = tuple[Floats, Floats, float, int]
 
 def _one_score(parameters: _Parameters, records: tuple[Floats, ...], labels: NDArray[Any], measured: Floats) -> Floats:
     """Two classes: gradients in the score of class 1. Notes norms, how the score speaks against, and 1 + exp."""
-    if np.bitwise_or.reduce(labels) not in (0, 1):  # a negative label sets the sign bit
-        strangest = int(labels[np.abs(labels - 0.5).argmax()])
-        raise InvalidInput("y", strangest, "must be class 0 or 1", "number the classes 0 and 1")
+    require_classes(labels, 2)
     (features, unit, lengths), (norms, against, more), sign = records, measured, _SIGN.take(labels)
     # By how much the score speaks against the true class: losses and residuals then never cancel.
     features.dot(parameters[0], out=against)

@@ -320,31 +320,22 @@ class NetworkModel(ABC):
         return self._network.layout.size
 
     def logits(self, theta: Tensor, x: Features) -> Tensor:
-        return self._network.logits(self._by_network(theta), x)
+        return self._network.logits(theta, x)
 
     def probabilities(self, theta: Tensor, x: Features) -> Tensor:
         return probabilities_of(self.logits(theta, x))
 
     def weighted_gradient(self, theta: Tensor, x: Features, y: Tensor, weigh: Weigh) -> WeightedGradient:
-        found = self._network.weighted_gradient(self._by_network(theta), x, y, weigh)
-        return WeightedGradient(self._by_model(found.total), found.norms, found.losses, found.coefficients)
+        return self._network.weighted_gradient(theta, x, y, weigh)
 
     def probability_gradient(self, theta: Tensor, x: Features, coefficients: Tensor) -> Tensor:
-        return self._by_model(self._network.probability_gradient(self._by_network(theta), x, coefficients))
+        return self._network.probability_gradient(theta, x, coefficients)
 
     def probability_norms(self, theta: Tensor, x: Features, directions: Tensor) -> Tensor:
-        return self._network.probability_norms(self._by_network(theta), x, directions)
+        return self._network.probability_norms(theta, x, directions)
 
     def score_gradients(self, theta: Tensor, x: Features, in_scores: Tensor) -> Tensor:
-        return self._by_model(self._network.score_gradients(self._by_network(theta), x, in_scores))
+        return self._network.score_gradients(theta, x, in_scores)
 
     def named_parameters(self, theta: Tensor) -> dict[str, Tensor]:
         return self._network.layout.split(theta)
-
-    def _by_network(self, theta: Tensor) -> Tensor:
-        """theta in the network's order."""
-        return theta
-
-    def _by_model(self, found: Tensor) -> Tensor:
-        """Back again; of vectors, or of one vector for each record."""
-        return found

@@ -462,7 +462,7 @@ class Broken(NetLayer):
         values = self.compute(x, prepared.weight[0], prepared.bias).to(arithmetic.dtype)
 
         def pull(delta: Tensor) -> tuple[tuple[Tensor | None, ...], Part]:
-            return (None,), layers.Outer(arithmetic, a, a, arithmetic.grid(delta), True)
+            return (None,), layers.Outer(arithmetic, a, a, arithmetic.grid(delta), True, False)
 
         return values, pull
 
