@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
-from html import escape
 from pathlib import Path
 from typing import Any, final
 
@@ -18,6 +17,7 @@ from calibrate.manifest.keys import load_public
 from calibrate.manifest.trust import TrustFile, TrustSeen, read_trust
 from calibrate.manifest.verify import AuthenticManifest, require_still_signed
 from calibrate.meaning import Protection
+from calibrate.notebook import as_html
 from calibrate.privacy_unit import EpsilonDelta
 from privfair.data.dataset import Silos
 from privfair.data.own_files import load_own_silo
@@ -128,14 +128,11 @@ class TrainingResult:
     def _repr_html_(self) -> str:
         """How a notebook shows it: the promise first, then how far the run got and how well it does."""
         found = self.to_json()
-        rows = "".join(
-            f"<tr><td>{name.replace('_', ' ')}</td><td>{found[name]:.4f}</td></tr>"
-            for name in ("accuracy", "demographic_parity", "equalised_odds")
-            if found[name] is not None
-        )
+        names = ("accuracy", "demographic_parity", "equalised_odds")
+        rows = [(name.replace("_", " "), f"{found[name]:.4f}") for name in names if found[name] is not None]
         steps = f"{found['rounds']} steps, {found['rounds_charged']} of {found['rounds_signed']} signed rounds spent"
-        measured = f"<table>{rows}</table>Metrics are of test records and not private." if rows else ""
-        return f"<b>{escape(found['promise'])}</b><br>{escape(str(self.run))}: {steps}{measured}"
+        known = ". Metrics are of test records and not private" if rows else ""
+        return as_html(str(found["promise"]), f"; {self.run}: {steps}{known}.", rows)
 
     def _overall(self, name: str) -> float | None:
         value: float | None = self.to_json()[name]

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from enum import Enum
-from html import escape
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -17,6 +16,7 @@ from pydantic.json_schema import SkipJsonSchema
 from audit.bounds import LowerBound
 from calibrate.errors import InvalidInput
 from calibrate.manifest.strict_json import Json
+from calibrate.notebook import as_html
 from privfair.fairness.measurement import emptiness
 
 SCHEMA_ID = "urn:privfair:audit-report:v1"
@@ -547,17 +547,11 @@ class AuditReport(Result):
     def _repr_html_(self) -> str:
         """How a notebook shows it: the verdict and why, then each check that did not pass."""
         failed = [check for check in self.checks if check.outcome is not CheckOutcome.PASSED]
-        rows = "".join(
-            f"<tr><td>{escape(c.layer.value)}</td><td>{escape(c.name)}</td><td>{c.outcome.value}</td>"
-            f"<td>{escape(c.finding)}</td></tr>"
-            for c in failed
-        )
         lower = "" if self.epsilon_lower is None else f" Epsilon is at least {self.epsilon_lower:.3f}"
         sure = f" with {100 * self.confidence:g}% confidence." if lower else ""
-        return (
-            f"<b>{self.verdict.value.upper()}</b>: {escape(self.why)}.{lower}{sure} "
-            f"{len(self.checks) - len(failed)} of {len(self.checks)} checks passed.<table>{rows}</table>"
-        )
+        passed = f"{len(self.checks) - len(failed)} of {len(self.checks)} checks passed."
+        rows = ((check.layer.value, check.name, check.outcome.value, check.finding) for check in failed)
+        return as_html(self.verdict.value.upper(), f": {self.why}.{lower}{sure} {passed}", rows)
 
 
 def schema() -> dict[str, Json]:

@@ -12,11 +12,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from enum import Enum
-from html import escape
 from itertools import islice, product
 from typing import TypeVar, assert_never, cast
 
 from calibrate.errors import InvalidInput
+from calibrate.notebook import as_html
 from calibrate.privacy_unit import EpsilonInterval
 
 Json = dict[str, object]
@@ -134,11 +134,9 @@ class Verdict:
 
     def _repr_html_(self) -> str:
         """How a notebook shows it: at the paper's setting, for all settings, and why."""
-        everywhere = "" if self.as_quantified is None else f"; as quantified: <b>{self.as_quantified.outcome.value}</b>"
-        broken = "".join(f"<li>does not hold here: {escape(text)}</li>" for text in self.broken)
-        return (
-            f"{escape(self.id)}: <b>{self.outcome.value}</b>{everywhere}. {escape(self.finding.why)}<ul>{broken}</ul>"
-        )
+        everywhere = "" if self.as_quantified is None else f"; as quantified: {self.as_quantified.outcome.value}"
+        broken = (f"does not hold here: {text}" for text in self.broken)
+        return as_html(f"{self.id}: {self.outcome.value}{everywhere}", f". {self.finding.why}", items=broken)
 
     def to_json(self) -> Json:
         """The verdict under the keys of the command line."""

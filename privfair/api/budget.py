@@ -6,7 +6,6 @@ import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from html import escape
 from pathlib import Path
 from typing import Literal
 
@@ -17,6 +16,7 @@ from calibrate.manifest.draft import BudgetSubject, Issuer, draft_document
 from calibrate.manifest.issue import BudgetDraft, issue
 from calibrate.manifest.keys import SigningKey, load_private
 from calibrate.manifest.strict_json import digest, in_our_words
+from calibrate.notebook import as_html
 from calibrate.plans import plan_from_mapping
 from calibrate.plans.plan import AlgorithmName
 from calibrate.privacy_unit import EpsilonDelta
@@ -76,15 +76,9 @@ class PricedBudget:
         return SignedBudget(issue(self.draft, signing), signing.public)
 
     def _repr_html_(self) -> str:
-        rows = "".join(
-            f"<tr><td>{escape(str(value['name']))}</td><td>{value['sensitivity']:.6g}</td><td>{value['sigma']:.6g}</td></tr>"
-            for value in (value.to_json() for value in self._certified.values)
-            if value["sigma"] is not None
-        )
-        return (
-            f"<b>{escape(self.promise.text)}</b> (not signed yet)"
-            f"<table><tr><th>value</th><th>bound</th><th>sigma</th></tr>{rows}</table>"
-        )
+        noisy = (value for value in (value.to_json() for value in self._certified.values) if value["sigma"] is not None)
+        rows = ((value["name"], f"{value['sensitivity']:.6g}", f"{value['sigma']:.6g}") for value in noisy)
+        return as_html(self.promise.text, " (not signed yet)", rows, header=("value", "bound", "sigma"))
 
 
 def budget(

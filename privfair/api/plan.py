@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NotRequired, TypedDict, Unpack, final
 
@@ -24,6 +23,7 @@ from calibrate.manifest.document import LedgerBinding
 from calibrate.manifest.draft import Issuer
 from calibrate.manifest.issue import request_bytes
 from calibrate.manifest.trust import TrustFile
+from calibrate.notebook import as_html
 from privfair.api.budget import Key, PricedBudget, identity_of_ledger
 from privfair.api.draft import draft
 from privfair.api.frames import (
@@ -301,10 +301,8 @@ class Plan(WrittenPlan):
     def _repr_html_(self) -> str:
         """How a notebook shows it."""
         target = self.target_section
-        return (
-            f"<b>{escape(self.algorithm)}</b>, epsilon {target.get('epsilon')} at delta {target.get('delta')}: "
-            f"not signed, nothing spent<pre>{escape(self.text)}</pre>"
-        )
+        price = f"epsilon {target.get('epsilon')} at delta {target.get('delta')}"
+        return as_html(self.algorithm, f", {price}: not signed, nothing spent", code=self.text)
 
     @contextmanager
     def _in_words_of_frames(self) -> Iterator[None]:
@@ -545,10 +543,7 @@ class TrainedModel:
 
     def _repr_html_(self) -> str:
         """How a notebook shows it: what is promised before how well it does."""
-        promise = self.promise
-        accuracy = self.result.accuracy
-        measured = "" if accuracy is None else f"<br>accuracy {accuracy:.3f} on test records (not private)"
-        if self.result.warning is not None:
-            measured += f"<br><b>{escape(self.result.warning)}</b>"
-        unprotected = "".join(f"<li>{escape(text)}</li>" for text in promise.not_protected)
-        return f"<b>{escape(promise.text)}</b>{measured}<br>Not protected:<ul>{unprotected}</ul>"
+        result, promise = self.result, self.promise
+        measured = "" if result.accuracy is None else f" Accuracy {result.accuracy:.3f} on test records (not private)."
+        warned = "" if result.warning is None else as_html(result.warning)
+        return as_html(promise.text, measured) + warned + as_html("Not protected:", items=promise.not_protected)

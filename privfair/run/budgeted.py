@@ -17,7 +17,6 @@ import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from html import escape
 from pathlib import Path
 from types import TracebackType
 from typing import final
@@ -31,6 +30,7 @@ from calibrate.manifest.document import BudgetDocument, plan_digest
 from calibrate.manifest.strict_json import Step, digest, digest_of_bytes
 from calibrate.manifest.trust import TrustFile
 from calibrate.manifest.verify import IntendedRun, SiloData, VerifiedManifest, authenticate, bind
+from calibrate.notebook import as_html
 from calibrate.plans.plan import AlgorithmName
 from privfair.algorithms.algorithm import Message
 from privfair.batches.participation import Participation, declared_sampling, require_population, word_source
@@ -259,10 +259,8 @@ class BudgetedRun:
             self._closing.close()
 
     def _repr_html_(self) -> str:
-        return (
-            f"<b>{escape(self.promise.text)}</b><br>{self.document.rounds} rounds signed, {self.rounds_left} left; "
-            f"publishes {escape(', '.join(self._shapes))}"
-        )
+        rounds = f"{self.document.rounds} rounds signed, {self.rounds_left} left"
+        return as_html(self.promise.text, f": {rounds}; publishes {', '.join(self._shapes)}")
 
     @property
     def _opened(self) -> _Loop:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
-from html import escape
 from pathlib import Path
 
 from calibrate.errors import InvalidInput
@@ -14,6 +13,7 @@ from calibrate.manifest.keys import PublicKey, Role
 from calibrate.manifest.mechanism import GaussianNoise, LaplaceNoise
 from calibrate.manifest.trust import TrustedKey, TrustFile
 from calibrate.manifest.verify import read_unverified
+from calibrate.notebook import as_html
 from privfair.run.public import RunPromise, promise_of
 
 _ALWAYS = datetime(2000, 1, 1, tzinfo=UTC), datetime(2200, 1, 1, tzinfo=UTC)
@@ -95,17 +95,11 @@ class SignedBudget:
     def _repr_html_(self) -> str:
         """How a notebook shows it: the promise first, then what is published, then what is not protected."""
         document, promise = self.document, self.promise
-        rows = "".join(
-            f"<tr><td>{escape(value.name)}</td><td>{escape(value.mechanism)}</td><td>{value.publications}</td></tr>"
-            for value in document.releases
-        )
-        unprotected = "".join(f"<li>{escape(text)}</li>" for text in promise.not_protected)
-        return (
-            f"<b>{escape(promise.text)}</b> ({escape(document.algorithm)}, {document.rounds} rounds, "
-            f"until {document.validity.not_after:%Y-%m-%d})"
-            f"<table><tr><th>value</th><th>mechanism</th><th>times</th></tr>{rows}</table>"
-            f"Not protected:<ul>{unprotected}</ul>"
-        )
+        until = f"until {document.validity.not_after:%Y-%m-%d}"
+        text = f" ({document.algorithm}, {document.rounds} rounds, {until})"
+        rows = ((value.name, value.mechanism, value.publications) for value in document.releases)
+        shown = as_html(promise.text, text, rows, header=("value", "mechanism", "times"))
+        return shown + as_html("Not protected:", items=promise.not_protected)
 
 
 BudgetSource = str | Path | bytes | SignedBudget
