@@ -15,13 +15,20 @@ OTHER_VERSION = "read it with the version of privfair that wrote it, which run.j
 """The remedy for a file of a run whose format is of another version; nothing is guessed."""
 
 
-def sync_folder(folder: Path) -> None:
-    """Make a creation or a rename in `folder` survive a power cut."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+@contextmanager
+def opened(path: Path, flags: int, mode: int = 0o644) -> Iterator[int]:
+    """The descriptor of a file or folder during the block."""
+    descriptor = os.open(path, flags, mode)
     try:
-        os.fsync(descriptor)
+        yield descriptor
     finally:
         os.close(descriptor)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make a creation or a rename in `folder` survive a power cut."""
+    with opened(folder, os.O_RDONLY | os.O_DIRECTORY) as descriptor:
+        os.fsync(descriptor)
 
 
 def write_all(descriptor: int, content: bytes) -> None:
@@ -33,12 +40,9 @@ def write_all(descriptor: int, content: bytes) -> None:
 
 def write_new_file(path: Path, content: bytes, mode: int) -> None:
     """Create `path`, which must not exist, with `content`, durably."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-    try:
+    with opened(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode) as descriptor:
         write_all(descriptor, content)
         os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
     sync_folder(path.parent)
 
 
@@ -50,12 +54,9 @@ def replace_file(path: Path, content: bytes) -> None:
     if path.exists() and not path.is_file():
         raise FileExistsError(errno.EEXIST, "exists and is not a regular file", str(path))
     beside = path.with_name(f".{path.name}.{os.getpid()}")
-    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
-    try:
+    with opened(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as descriptor:
         write_all(descriptor, content)
         os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
     os.replace(beside, path)
     sync_folder(path.parent)
 
@@ -98,15 +99,12 @@ def locked(path: Path, *, busy: str | None = None, mode: int = 0o644) -> Iterato
 
     Where another process has it, the call waits, or is refused with the sentence `busy`.
     """
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, mode)
-    try:
+    with opened(path, os.O_RDWR | os.O_CREAT, mode) as descriptor:
         try:
             lock_file(descriptor, wait=busy is None)
         except BlockingIOError:
             raise Refused(str(busy)) from None
         yield
-    finally:
-        os.close(descriptor)
 
 
 def lock_next_to(path: Path) -> Path:

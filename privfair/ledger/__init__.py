@@ -6,24 +6,7 @@ See docs/ledger.md for what it promises and what a crash loses.
 """
 
 from privfair.ledger.claim import DEFAULT_BLOCK, Claim
-from privfair.ledger.entries import (
-    AlreadyClaimed,
-    AlreadyReleased,
-    BudgetExceeded,
-    ClaimEnded,
-    ClaimSuperseded,
-    Head,
-    NotIntact,
-    Refusal,
-    RolledBack,
-    RoundNotHeld,
-    RoundsExhausted,
-    TrustRolledBack,
-    Unavailable,
-    UnknownClaim,
-    WrongLedger,
-)
-from privfair.ledger.journal import Anchor, AnchorState
+from privfair.ledger.entries import ClaimEnded, Head, RolledBack, Unavailable, UnknownClaim
 from privfair.ledger.ledger import Ledger
 from privfair.ledger.status import ClaimState, DataBudgetStatus, LedgerStatus, ManifestStatus
 from privfair.ledger.store import LedgerAccess
@@ -31,15 +14,9 @@ from privfair.ledger.terms import ClaimToken, ManifestTerms, Release
 
 __all__ = [
     "DEFAULT_BLOCK",
-    "AlreadyClaimed",
-    "AlreadyReleased",
-    "Anchor",
-    "AnchorState",
-    "BudgetExceeded",
     "Claim",
     "ClaimEnded",
     "ClaimState",
-    "ClaimSuperseded",
     "ClaimToken",
     "DataBudgetStatus",
     "Head",
@@ -48,14 +25,8 @@ __all__ = [
     "LedgerStatus",
     "ManifestStatus",
     "ManifestTerms",
-    "NotIntact",
-    "Refusal",
     "Release",
     "RolledBack",
-    "RoundNotHeld",
-    "RoundsExhausted",
-    "TrustRolledBack",
     "Unavailable",
     "UnknownClaim",
-    "WrongLedger",
 ]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import sqlite3
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
-from typing import Protocol
+from typing import final
 from urllib.parse import quote
 
 from sqlalchemy import (
@@ -49,37 +50,43 @@ class LedgerAccess(Enum):
     READ = "read"
 
 
-class Backend(Protocol):
+class Backend(ABC):
     """What differs between the databases."""
 
-    @property
-    def label(self) -> str:
+    def __init__(self, label: str, engine: Engine) -> None:
+        self.label = label
         """The place in words, without a password."""
-
-    @property
-    def engine(self) -> Engine: ...
+        self.engine = engine
 
     def present(self) -> bool:
         """Whether there is anything to connect to."""
+        return True
 
+    @abstractmethod
     def prepare(self) -> None:
         """Create what a connection needs, such as an empty file."""
 
+    @abstractmethod
     def begin_creating(self, connection: Connection) -> None:
         """Start a transaction in which the table may be created, alone."""
 
+    @abstractmethod
     def begin_writing(self, connection: Connection) -> None:
         """Start a durable transaction that no other writer can overlap."""
 
+    @abstractmethod
     def begin_reading(self, connection: Connection) -> None:
         """Start a transaction that only reads."""
 
+    @abstractmethod
     def exists(self, connection: Connection) -> bool:
         """Whether the table is there."""
 
+    @abstractmethod
     def create(self, connection: Connection) -> None:
         """Create the table and its append-only guard."""
 
+    @abstractmethod
     def check(self, connection: Connection) -> None:
         """Refuse a table without its guard, or a database that does not keep what it commits."""
 
@@ -183,8 +190,9 @@ _SQLITE_SCHEMA = {
 }
 
 
-class SqliteFile:
-    """A ledger in one file; final."""
+@final
+class SqliteFile(Backend):
+    """A ledger in one file."""
 
     def __init__(self, path: Path, access: LedgerAccess) -> None:
         if not path.parent.is_dir():
@@ -192,17 +200,8 @@ class SqliteFile:
         self._path = path
         self._access = access
         self._inode: tuple[int, int] | None = None
-        self._engine = create_engine(
-            "sqlite://", creator=self._connect, poolclass=QueuePool, pool_size=1, max_overflow=0
-        )
-
-    @property
-    def label(self) -> str:
-        return str(self._path)
-
-    @property
-    def engine(self) -> Engine:
-        return self._engine
+        engine = create_engine("sqlite://", creator=self._connect, poolclass=QueuePool, pool_size=1, max_overflow=0)
+        super().__init__(str(path), engine)
 
     def present(self) -> bool:
         return self._path.is_file()
@@ -311,30 +310,21 @@ ALTER TABLE {TABLE} ENABLE ALWAYS TRIGGER {TABLE}_no_truncate;
 """
 
 
-class PostgresTable:
-    """A ledger in the table `privfair_ledger` of the URL's schema; final."""
+@final
+class PostgresTable(Backend):
+    """A ledger in the table `privfair_ledger` of the URL's schema."""
 
     def __init__(self, url: URL) -> None:
-        self._label = url.render_as_string(hide_password=True)
+        label = url.render_as_string(hide_password=True)
         try:
-            self._engine = create_engine(
+            engine = create_engine(
                 url, isolation_level="READ COMMITTED", pool_size=1, max_overflow=0, pool_pre_ping=True
             )
         except ModuleNotFoundError as error:
             raise InvalidInput(
-                "ledger", self._label, "needs psycopg 3", "install it with `pip install 'privfair[postgres]'`"
+                "ledger", label, "needs psycopg 3", "install it with `pip install 'privfair[postgres]'`"
             ) from error
-
-    @property
-    def label(self) -> str:
-        return self._label
-
-    @property
-    def engine(self) -> Engine:
-        return self._engine
-
-    def present(self) -> bool:
-        return True
+        super().__init__(label, engine)
 
     def prepare(self) -> None:
         """Nothing to do: the database itself is the server administrator's to create."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,7 @@ import rfc8785
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from calibrate.errors import InvalidInput
-from privfair.durable import lock_next_to, locked, replace_file, sync_folder, write_all
+from privfair.durable import lock_next_to, locked, opened, replace_file, sync_folder, write_all
 from privfair.ledger.book import Account, short
 from privfair.ledger.entries import Count, Digest, Label, Moment, NotIntact, Unavailable
 
@@ -131,13 +132,9 @@ class LogHead:
     @classmethod
     def parse(cls, text: str) -> LogHead:
         size, _, root = text.partition(":")
-        if not (size.isascii() and size.isdecimal() and len(size) < 16 and len(root) == 64 and _is_hex(root)):
+        if not (size.isascii() and size.isdecimal() and len(size) < 16 and re.fullmatch("[0-9a-f]{64}", root)):
             raise InvalidInput("head", text, "must be SIZE:ROOT", "give what `ledger witness add` printed")
         return cls(int(size), root)
-
-
-def _is_hex(text: str) -> bool:
-    return all(letter in "0123456789abcdef" for letter in text)
 
 
 class ClaimReceipt(BaseModel):
@@ -251,14 +248,12 @@ class WitnessLog:
             with locked(lock_next_to(self.path)):
                 there = self.read()
                 new = [receipt for receipt in receipts if receipt not in set(there)]
-                descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
-                try:
+                with opened(self.path, os.O_RDWR | os.O_CREAT) as descriptor:
+                    # cut off a line that was not finished when a machine stopped
                     os.ftruncate(descriptor, sum(len(receipt.encode()) + 1 for receipt in there))
                     os.lseek(descriptor, 0, os.SEEK_END)
                     write_all(descriptor, b"".join(receipt.encode() + b"\n" for receipt in new))
                     os.fsync(descriptor)
-                finally:
-                    os.close(descriptor)
                 sync_folder(self.path.parent)
                 return (*there, *new)
         except OSError as error:

@@ -1,4 +1,4 @@
-"""Where noise comes from: values rounded onto a grid, exact noise on it, and seeded noise for research.
+"""Where noise comes from: values rounded onto a grid, exact noise on it, exact answers at random, and seeded noise.
 
 Everything published is a whole number of steps of a grid, whatever the data: the low bits of a floating-point sum,
 which reveal its summands, do not exist. The step is a power of two, so that scaling is exact in binary floating
@@ -26,10 +26,10 @@ from privfair.noise.lattice_sampler import (
     discrete_gaussian,
     discrete_laplace,
     exact_positive,
+    exponential_enclosure,
     real_array,
 )
-from privfair.noise.random_stream import SecureStream, WordStream
-from privfair.noise.randomized_response import ResponseLaw, randomized_response
+from privfair.noise.random_stream import SecureStream, WordStream, uniform_below
 
 LARGEST_STEPS = 1 << 52
 """Largest size of a value in steps; with noise of at most as much the sum is still exact in a double."""
@@ -164,29 +164,71 @@ class NoiseScale:
         return self.in_steps * self.grid.step
 
 
-def publish_gaussian(values: ArrayLike, sigma: float | Fraction, stream: WordStream) -> Floats:
-    """`values`, rounded toward zero onto a grid, plus exact discrete Gaussian noise of at least `sigma`.
+# k-ary randomised response with an exact, rational probability of keeping the true category.
 
-    Guarantee: with D the L2 sensitivity of the *rounded* values (contributions rounded one by one keep
-    their clip; for a rounded sum see `Grid.rounded_sensitivity`), any (eps, delta) proved for the
-    continuous Gaussian with noise multiplier sigma / D holds up to `profile_slack`
-    (docs/theorems/discrete-noise.md, Theorems 2 and 3); the unit is that of D.
+KEEP_BITS = 62
+LARGEST_ALTERNATIVES = 1 << 15
+SMALLEST_EPSILON = Fraction(1, 1 << 40)
+_DIGITS = 60
+
+
+@dataclass(frozen=True)
+class ResponseLaw:
+    """Keep the category with probability `keep`, else answer one of the k - 1 others uniformly."""
+
+    k: int
+    keep: Fraction
+
+    def __post_init__(self) -> None:
+        count("k", self.k, least=2)
+        if not Fraction(1, self.k) <= self.keep < 1:
+            raise InvalidInput("keep", self.keep, f"must lie in [1/{self.k}, 1)", "ask for a law by its epsilon")
+
+    @classmethod
+    def for_epsilon(cls, k: int, epsilon: float | Fraction) -> ResponseLaw:
+        """The likeliest truth that costs at most `epsilon`, on a grid of 2^-62.
+
+        Guarantee: keep <= exp(eps) / (exp(eps) + k - 1), hence every answer is at most exp(eps) times
+        likelier under one category than under another: pure (eps, 0)-DP for replacing one record's category
+        (docs/theorems/discrete-noise.md, section "Randomised response").
+        """
+        return _law_for_epsilon(count("k", k, least=2), exact_positive("epsilon", epsilon))
+
+    @property
+    def odds(self) -> Fraction:
+        """How much likelier an answer is under its own category than under another: exp of the true epsilon."""
+        return self.keep * (self.k - 1) / (1 - self.keep)
+
+    @property
+    def epsilon(self) -> float:
+        """The epsilon of this very law, from above, within a few units in the last place."""
+        log = math.log1p(float(self.odds - 1)) if self.odds < 2 else math.log(self.odds)
+        return log + 2.0**-50 * max(log, 2.0**-30)
+
+
+@lru_cache(maxsize=128)
+def _law_for_epsilon(k: int, epsilon: Fraction) -> ResponseLaw:
+    if k > LARGEST_ALTERNATIVES:
+        raise InvalidInput("k", k, "must be at most 2^15", "merge categories")
+    if epsilon < SMALLEST_EPSILON:
+        raise InvalidInput("epsilon", float(epsilon), "must be at least 2^-40", "publish nothing instead")
+    # keep = 1 / (1 + (k - 1) exp(-eps)): the larger end of the enclosure gives the smaller probability.
+    _, at_most = exponential_enclosure(epsilon, _DIGITS)
+    keep = math.floor((1 << KEEP_BITS) / (1 + (k - 1) * at_most))
+    return ResponseLaw(k, Fraction(min(keep, (1 << KEEP_BITS) - 1), 1 << KEEP_BITS))
+
+
+def randomized_response(categories: ArrayLike, law: ResponseLaw, stream: WordStream) -> NDArray[np.int64]:
+    """One noisy answer for every category, independently and exactly by `law`.
+
+    Guarantee: pure DP with `law.epsilon` for replacing one category; the probabilities are exact rationals.
     """
-    scale = NoiseScale.at_least(sigma)
-    steps = scale.grid.round_toward_zero(values)
-    steps += discrete_gaussian(steps.shape, scale.in_steps, stream)  # an array of our own: no copy
-    return scale.grid.to_floats(steps)
-
-
-def publish_laplace(values: ArrayLike, scale: float | Fraction, stream: WordStream) -> Floats:
-    """`values`, rounded toward zero onto a grid, plus exact discrete Laplace noise of at least `scale`.
-
-    Guarantee: with D the L1 sensitivity of the rounded values this is purely (D / scale)-DP
-    (docs/theorems/discrete-noise.md, Theorem 4); the unit is that of D.
-    """
-    used = NoiseScale.at_least(scale)
-    steps = used.grid.round_toward_zero(values)
-    return used.grid.to_floats(steps + discrete_laplace(steps.shape, used.in_steps, stream))
+    truth = category_array(categories, law.k)
+    threshold = np.int64(law.keep * (1 << KEEP_BITS))
+    kept = (stream.words(truth.size) >> np.uint64(64 - KEEP_BITS)).view(np.int64) < threshold
+    # Adding 1 .. k-1 modulo k reaches each of the others once.
+    other = (truth.ravel() + 1 + uniform_below(law.k - 1, truth.size, stream)) % law.k
+    return np.where(kept, truth.ravel(), other).reshape(truth.shape)
 
 
 @final
@@ -199,15 +241,30 @@ class ExactNoise:
         self._stream = SecureStream()
 
     def gaussian(self, values: ArrayLike, sigma: float | Fraction) -> Floats:
-        """See `publish_gaussian`, whose guarantee this is."""
-        return publish_gaussian(values, sigma, self._stream)
+        """`values`, rounded toward zero onto a grid, plus exact discrete Gaussian noise of at least `sigma`.
+
+        Guarantee: with D the L2 sensitivity of the *rounded* values (contributions rounded one by one keep
+        their clip; for a rounded sum see `Grid.rounded_sensitivity`), any (eps, delta) proved for the
+        continuous Gaussian with noise multiplier sigma / D holds up to `profile_slack`
+        (docs/theorems/discrete-noise.md, Theorems 2 and 3); the unit is that of D.
+        """
+        scale = NoiseScale.at_least(sigma)
+        steps = scale.grid.round_toward_zero(values)
+        steps += discrete_gaussian(steps.shape, scale.in_steps, self._stream)  # an array of our own: no copy
+        return scale.grid.to_floats(steps)
 
     def laplace(self, values: ArrayLike, scale: float | Fraction) -> Floats:
-        """See `publish_laplace`, whose guarantee this is."""
-        return publish_laplace(values, scale, self._stream)
+        """`values`, rounded toward zero onto a grid, plus exact discrete Laplace noise of at least `scale`.
+
+        Guarantee: with D the L1 sensitivity of the rounded values this is purely (D / scale)-DP
+        (docs/theorems/discrete-noise.md, Theorem 4); the unit is that of D.
+        """
+        used = NoiseScale.at_least(scale)
+        steps = used.grid.round_toward_zero(values)
+        return used.grid.to_floats(steps + discrete_laplace(steps.shape, used.in_steps, self._stream))
 
     def randomized_response(self, categories: ArrayLike, k: int, epsilon: float | Fraction) -> Categories:
-        """See `randomized_response.randomized_response`, whose guarantee this is."""
+        """See the function `randomized_response`, whose guarantee this is."""
         return randomized_response(categories, ResponseLaw.for_epsilon(k, epsilon), self._stream)
 
 

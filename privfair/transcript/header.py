@@ -7,12 +7,13 @@ import struct
 from dataclasses import dataclass
 from enum import Enum
 from math import prod
+from pathlib import Path
 from typing import Annotated
 
 import numpy as np
 import rfc8785
 from numpy.typing import NDArray
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field, TypeAdapter
 
 from calibrate.errors import InvalidInput, Refused, count
 from privfair.ledger import Claim
@@ -29,6 +30,13 @@ class TranscriptRefused(Refused):
         self.rule = rule
         self.remedy = remedy
         super().__init__(f"transcript refused {subject}: {rule}; {remedy}")
+
+
+def refused(
+    subject: str | Path, rule: str, remedy: str = "put an untouched copy of the transcript back"
+) -> TranscriptRefused:
+    """The refusal of a transcript, which an untouched copy mends unless another remedy is given."""
+    return TranscriptRefused(str(subject), rule, remedy)
 
 
 _MOST_GRID = 900
@@ -127,18 +135,11 @@ def decode_header(payload: bytes) -> TranscriptHeader:
     """The header of exactly these bytes; anything else is refused."""
     try:
         header = _ADAPTER.validate_json(payload)
-        canonical = encode_header(header) == payload
-    except (ValidationError, InvalidInput, rfc8785.CanonicalizationError) as error:
-        raise _unreadable() from error
-    if not canonical:
-        raise _unreadable()
+        if encode_header(header) != payload:
+            raise ValueError("another spelling of the same header")
+    except ValueError as error:  # of pydantic and rfc8785, and InvalidInput is one
+        raise refused("the header", "it is not a header of this version") from error
     return header
-
-
-def _unreadable() -> TranscriptRefused:
-    return TranscriptRefused(
-        "the header", "it is not a header of this version", "put an untouched copy of the transcript back"
-    )
 
 
 def _distinct(argument: str, names: tuple[str, ...]) -> None:

@@ -17,7 +17,7 @@ import rfc8785
 from numpy.typing import NDArray
 
 from privfair.ledger import ClaimState, Ledger, Release
-from privfair.transcript.header import TranscriptHeader, TranscriptRefused, decode_header, release_digest
+from privfair.transcript.header import TranscriptHeader, decode_header, refused, release_digest
 from privfair.transcript.storage import (
     DIGEST_SIZE,
     BesideTranscript,
@@ -34,8 +34,6 @@ from privfair.transcript.storage import (
     read_value_key,
     unpack,
 )
-
-_RESTORE = "put an untouched copy of the transcript back"
 
 
 class Ending(Enum):
@@ -82,7 +80,7 @@ class PartOfRun:
     def step_of(self, round_number: int) -> int:
         """The step that a round was for."""
         if round_number not in self.step_of_round:
-            raise _refused(self.transcript.path, f"no step claims its round {round_number}", _RESTORE)
+            raise refused(self.transcript.path, f"no step claims its round {round_number}")
         return self.step_of_round[round_number]
 
 
@@ -111,7 +109,7 @@ class Transcript:
                 empty = os.fstat(file.fileno()).st_size == 0
                 self._map = b"" if empty else mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except OSError as error:
-            raise _refused(path, f"it cannot be read ({error.strerror})", _RESTORE) from error
+            raise refused(path, f"it cannot be read ({error.strerror})") from error
         self._beside = BesideTranscript(path)
         self._index()
 
@@ -134,7 +132,7 @@ class Transcript:
         for part in parts:
             header = part.transcript.header
             if replace(header, ledger=first.ledger, claim_hash=first.claim_hash, parties=first.parties) != first:
-                raise _refused(part.transcript.path, "it is of another run than the others", "gather one run's parts")
+                raise refused(part.transcript.path, "it is of another run than the others", "gather one run's parts")
         ledgers, sources = merged_identity(parts)
         names = tuple(party for part in parts for party in part.transcript.header.parties)
         header = replace(first, ledger=ledgers, claim_hash=sources, parties=names)
@@ -158,7 +156,7 @@ class Transcript:
         content = memoryview(self._map)
         first = first_frame(content)
         if first is None or first.kind is not FrameKind.HEADER:
-            raise _refused(self.path, "it has no whole header", _RESTORE)
+            raise refused(self.path, "it has no whole header")
         self.header: TranscriptHeader = decode_header(bytes(content[first.start : first.end]))
         self._places: dict[ValueKey, slice] = {}
         """Where in the file its numbers lie, or its digest."""
@@ -172,35 +170,35 @@ class Transcript:
         for frame in following_frames(content, first, largest):
             last = frame
             if ended or frame.kind is FrameKind.HEADER:
-                raise _refused(self.path, "a frame stands where none may be", _RESTORE)
+                raise refused(self.path, "a frame stands where none may be")
             if frame.kind is FrameKind.END:
                 ended = True
                 if read_end(content[frame.start : frame.end]) != len(self._places):
-                    raise _refused(self.path, "its end counts other values than it holds", _RESTORE)
+                    raise refused(self.path, "its end counts other values than it holds")
             elif frame.kind is FrameKind.STATE:
                 state = read_state(content[frame.start : frame.end])
                 if self.states.setdefault(state.round, state) is not state:
-                    raise _refused(self.path, f"round {state.round} has two states", _RESTORE)
+                    raise refused(self.path, f"round {state.round} has two states")
             else:
                 self._index_value(content, frame)
         self.digest = last.digest.hex()
         self.whole_bytes = last.next
         self.torn_bytes = len(content) - self.whole_bytes
         if ended and self.torn_bytes:
-            raise _refused(self.path, "bytes follow its end", _RESTORE)
+            raise refused(self.path, "bytes follow its end")
         self.ending = Ending.CLOSED if ended else Ending.TORN if self.torn_bytes else Ending.OPEN
 
     def _index_value(self, content: memoryview, frame: Frame) -> None:
         key, front = read_value_key(content[frame.start : frame.end])
         if key.party >= len(self.header.parties) or key.name >= len(self.header.values):
-            raise _refused(self.path, f"round {key.round} holds a value the header does not declare", _RESTORE)
+            raise refused(self.path, f"round {key.round} holds a value the header does not declare")
         if key in self._places:
-            raise _refused(self.path, f"round {key.round} holds one value twice", _RESTORE)
+            raise refused(self.path, f"round {key.round} holds one value twice")
         self._places[key] = slice(frame.start + front, frame.end)
         self._of_round.setdefault(key.round, []).append(key)
         if frame.kind is FrameKind.DIGEST:
             if self.header.retention is None or frame.end - frame.start - front != DIGEST_SIZE:
-                raise _refused(self.path, f"round {key.round} holds a digest where none may be", _RESTORE)
+                raise refused(self.path, f"round {key.round} holds a digest where none may be")
             self._thin.add(key)
 
     @property
@@ -241,7 +239,7 @@ class Transcript:
         """One published value, for sending the very same bytes again."""
         key = ValueKey(round_number, self._party(party), self._name(name))
         if key not in self._places:
-            raise _refused(self.path, f"{party!r} published no {name!r} in round {round_number}", "ask for another")
+            raise refused(self.path, f"{party!r} published no {name!r} in round {round_number}", "ask for another")
         return self._array(key)
 
     def arrays(self) -> Mapping[tuple[str, str], NDArray[np.floating]]:
@@ -267,28 +265,28 @@ class Transcript:
         """
         manifest = self.header.manifest_digest
         if ledger.anchor().ledger != self.header.ledger:
-            raise _refused(self.path, "it was written under another ledger", "name the ledger of this run")
+            raise refused(self.path, "it was written under another ledger", "name the ledger of this run")
         status = ledger.manifest_status(manifest)
         if status.claim_hash != self.header.claim_hash:
-            raise _refused(self.path, "it was written under another claim", "name the ledger of this run")
+            raise refused(self.path, "it was written under another claim", "name the ledger of this run")
         if status.transcript_digest not in (None, self.digest):
-            raise _refused(self.path, "the claim was closed over another transcript", _RESTORE)
+            raise refused(self.path, "the claim was closed over another transcript")
         recorded = {release[:3]: release.digest for release in ledger.releases(manifest)}
         unrecorded = []
         for release in self.releases():
             subject = f"{release.name!r} of {release.party!r} in round {release.round}"
             if release.round >= status.charged:
-                raise _refused(self.path, f"{subject} was never charged", "treat the run as a breach")
+                raise refused(self.path, f"{subject} was never charged", "treat the run as a breach")
             digest = recorded.pop(release[:3], None)
             if digest is None:
                 unrecorded.append(release)
             elif digest != release.digest:
-                raise _refused(self.path, f"{subject} is not what the ledger recorded", _RESTORE)
+                raise refused(self.path, f"{subject} is not what the ledger recorded")
         if recorded:
             number, party, name = min(recorded)
-            raise _refused(self.path, f"{name!r} of {party!r} in round {number} was released and is not here", _RESTORE)
+            raise refused(self.path, f"{name!r} of {party!r} in round {number} was released and is not here")
         if unrecorded and status.state is ClaimState.CLOSED:
-            raise _refused(
+            raise refused(
                 self.path, f"the closed claim never recorded round {unrecorded[0].round}", "name the right ledger"
             )
         return Agreement(len(self._places) - len(unrecorded), tuple(unrecorded))
@@ -323,23 +321,19 @@ class Transcript:
         subject = f"{spec.name!r} of {self.header.parties[key.party]!r} in round {key.round}"
         if content is None:
             rule = f"of {subject} only the digest is kept (retention {self.header.retention})"
-            raise _refused(self.path, rule, "put checkpoint.npz and the folder beside the transcript back as they were")
+            raise refused(self.path, rule, "put checkpoint.npz and the folder beside the transcript back as they were")
         raw = unpack(spec, memoryview(content))
         if self._digest(key, raw) != self.release(key).digest:
-            raise _refused(self._beside.folder, f"{subject} is not what was published", "put an untouched copy back")
+            raise refused(self._beside.folder, f"{subject} is not what was published", "put an untouched copy back")
         return raw
 
     def _party(self, party: str) -> int:
         if party not in self.header.parties:
-            raise _refused(self.path, f"no party {party!r}", f"use one of {self.header.parties}")
+            raise refused(self.path, f"no party {party!r}", f"use one of {self.header.parties}")
         return self.header.parties.index(party)
 
     def _name(self, name: str) -> int:
         names = tuple(spec.name for spec in self.header.values)
         if name not in names:
-            raise _refused(self.path, f"no value {name!r}", f"use one of {names}")
+            raise refused(self.path, f"no value {name!r}", f"use one of {names}")
         return names.index(name)
-
-
-def _refused(path: Path, rule: str, remedy: str) -> TranscriptRefused:
-    return TranscriptRefused(str(path), rule, remedy)

@@ -41,8 +41,8 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
-from privfair.durable import OTHER_VERSION, replace_file, sync_folder, write_all
-from privfair.transcript.header import TranscriptRefused, ValueSpec
+from privfair.durable import OTHER_VERSION, opened, replace_file, sync_folder, write_all
+from privfair.transcript.header import ValueSpec, refused
 
 # Frames.
 
@@ -110,7 +110,7 @@ def value_payload(key: ValueKey, content: bytes) -> bytes:
 def read_value_key(payload: memoryview) -> tuple[ValueKey, int]:
     """The key at the front of a value's payload, and where the numbers begin."""
     if len(payload) < _VALUE.size:
-        raise _damaged("a value is shorter than its own front")
+        raise refused("the file", "a value is shorter than its own front")
     return ValueKey(*_VALUE.unpack_from(payload)), _VALUE.size
 
 
@@ -127,7 +127,7 @@ def state_payload(state: NotedState) -> bytes:
 def read_state(payload: memoryview) -> NotedState:
     """The inverse of `state_payload`; a frame of another length is damage."""
     if len(payload) != _STATE.size:
-        raise _damaged("a state has the wrong length")
+        raise refused("the file", "a state has the wrong length")
     round_number, step, digest = _STATE.unpack(payload)
     return NotedState(round_number, step, digest.hex())
 
@@ -140,7 +140,7 @@ def end_payload(values: int) -> bytes:
 def read_end(payload: memoryview) -> int:
     """The inverse of `end_payload`; a frame of another length is damage."""
     if len(payload) != _END.size:
-        raise _damaged("its end has the wrong length")
+        raise refused("the file", "its end has the wrong length")
     count: int = _END.unpack(payload)[0]
     return count
 
@@ -149,9 +149,9 @@ def first_frame(content: memoryview) -> Frame | None:
     """The frame after the magic word, or None where it is unfinished."""
     begin = bytes(content[: len(MAGIC)])
     if begin != MAGIC and begin[:-1] == MAGIC[:-1]:
-        raise TranscriptRefused("the transcript", "its format is of another version", OTHER_VERSION)
+        raise refused("the transcript", "its format is of another version", OTHER_VERSION)
     if begin != MAGIC:
-        raise _damaged("it does not begin like a transcript of this version")
+        raise refused("the file", "it does not begin like a transcript of this version")
     return _frame_at(content, len(MAGIC), SEED, largest=len(content))
 
 
@@ -178,7 +178,7 @@ def _frame_at(content: memoryview, place: int, before: bytes, largest: int) -> F
     start = place + _FRONT.size
     end = start + length
     if length > largest:
-        raise _damaged(f"the frame at byte {place} is longer than any this transcript declares")
+        raise refused("the file", f"the frame at byte {place} is longer than any this transcript declares")
     if end + DIGEST_SIZE > len(content):
         return None
     hasher = hashlib.sha256(before)
@@ -187,14 +187,10 @@ def _frame_at(content: memoryview, place: int, before: bytes, largest: int) -> F
         try:
             return Frame(FrameKind(kind), start, end, hasher.digest())
         except ValueError as error:
-            raise _damaged(f"the frame at byte {place} is of unknown kind {kind}") from error
+            raise refused("the file", f"the frame at byte {place} is of unknown kind {kind}") from error
     if end + DIGEST_SIZE == len(content) or not any(content[place:]):
         return None
-    raise _damaged(f"the frame at byte {place} was changed after it was written")
-
-
-def _damaged(rule: str) -> TranscriptRefused:
-    return TranscriptRefused("the file", rule, "put an untouched copy of the transcript back")
+    raise refused("the file", f"the frame at byte {place} was changed after it was written")
 
 
 # The numbers of one value: as whole steps of the signed grid, in as few bytes as noise allows.
@@ -238,9 +234,7 @@ def unpack(spec: ValueSpec, content: memoryview) -> bytes:
     else:
         raw = bytes(rest) if kind == _PLAIN else b""
     if len(raw) != spec.size or kind not in (_PLAIN, _DEFLATED, _STEPS):
-        raise TranscriptRefused(
-            "the file", f"a value of {spec.name!r} is not stored as one", "put an untouched copy of the transcript back"
-        )
+        raise refused("the file", f"a value of {spec.name!r} is not stored as one")
     return raw
 
 
@@ -313,13 +307,10 @@ class BesideTranscript:
         """Add one value, durably."""
         path = self._recent(key.round)
         new = not path.exists()
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        try:
+        with opened(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND) as descriptor:
             write_all(descriptor, _ENTRY.pack(key.party, key.name, len(content)))
             write_all(descriptor, content)
             os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
         if new:
             sync_folder(self.folder)
 
@@ -357,7 +348,7 @@ class BesideTranscript:
             return None
         except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as broken:
             rule = f"is not a state ({type(broken).__name__})"
-            raise TranscriptRefused(str(path), rule, "put an untouched copy of it back") from broken
+            raise refused(str(path), rule, "put an untouched copy of it back") from broken
 
     def _recent(self, round_number: int) -> Path:
         return self.folder / f"{round_number:012d}.recent"

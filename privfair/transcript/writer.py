@@ -16,10 +16,10 @@ from privfair.durable import lock_file, sync_folder, write_all
 from privfair.transcript.header import (
     VERSION,
     TranscriptHeader,
-    TranscriptRefused,
     ValueSpec,
     encode_header,
     published_bytes,
+    refused,
     release_digest,
 )
 from privfair.transcript.reader import Ending, Transcript
@@ -81,7 +81,7 @@ class TranscriptWriter:
         except BaseException as error:
             writer.close()
             if isinstance(error, FileExistsError):
-                raise _refused(path, "there is a file already", "resume it, or choose another place") from error
+                raise refused(path, "there is a file already", "resume it, or choose another place") from error
             raise
         finally:
             os.unlink(beside)
@@ -97,9 +97,9 @@ class TranscriptWriter:
             found = Transcript.read(path)
             if found.header.version != VERSION:
                 why = "it was begun when rounding could make what a record contributes depend on other records"
-                raise _refused(path, why, "begin a new run with a new manifest; this one can be read and audited")
+                raise refused(path, why, "begin a new run with a new manifest; this one can be read and audited")
             if found.ending is Ending.CLOSED:
-                raise _refused(path, "the transcript is closed", "begin a new run with a new manifest")
+                raise refused(path, "the transcript is closed", "begin a new run with a new manifest")
             writer = cls(descriptor, path, found.header)
             writer._digest = bytes.fromhex(found.digest)
             writer._written, writer._noted = set(found.keys), set(found.states)
@@ -119,7 +119,7 @@ class TranscriptWriter:
         """
         key, spec = self._locate(round_number, party, name)
         if key in self._written:
-            raise _refused(
+            raise refused(
                 self.path,
                 f"{name!r} of {party!r} in round {round_number} is there already",
                 "send the published bytes again, never draw new ones",
@@ -128,7 +128,7 @@ class TranscriptWriter:
         digest = release_digest(self.header.manifest_digest, key.round, party, spec, raw)
         packed = pack(spec, raw)
         if self.header.retention is not None and packed.on_grid is False:
-            raise _refused(
+            raise refused(
                 self.path,
                 f"{name!r} of {party!r} in round {round_number} is not on its grid",
                 "find out what changed it after its noise was drawn; where digests are kept nobody could see it later",
@@ -199,9 +199,9 @@ class TranscriptWriter:
 
     def _write(self, kind: FrameKind, payload: bytes) -> None:
         if self._broken:
-            raise _refused(self.path, "the writer is closed or failed before", "resume the transcript")
+            raise refused(self.path, "the writer is closed or failed before", "resume the transcript")
         if os.getpid() != self._process:
-            raise _refused(self.path, "the writer was inherited by a fork", "publish from one process")
+            raise refused(self.path, "the writer was inherited by a fork", "publish from one process")
         frame, digest = encode_frame(kind, payload, self._digest)
         self._broken = True  # unless the whole frame gets out, what follows would stand after half a one
         write_all(self._descriptor, frame)
@@ -213,8 +213,4 @@ def _lock(descriptor: int, path: Path) -> None:
     try:
         lock_file(descriptor)
     except BlockingIOError as error:
-        raise _refused(path, "another process is writing it", "let that one finish, or stop it") from error
-
-
-def _refused(path: Path, rule: str, remedy: str) -> TranscriptRefused:
-    return TranscriptRefused(str(path), rule, remedy)
+        raise refused(path, "another process is writing it", "let that one finish, or stop it") from error

@@ -17,8 +17,9 @@ from pathlib import Path
 import numpy as np
 import opendp.prelude as opendp
 
-from privfair.noise import ExactNoise, SecureStream, discrete_gaussian, discrete_laplace
-from privfair.noise.lattice_sampler import GaussianExponent, block_table, sample
+from privfair.noise import ExactNoise
+from privfair.noise.lattice_sampler import GaussianExponent, block_table, discrete_gaussian, discrete_laplace, sample
+from privfair.noise.random_stream import SecureStream
 
 PAGE = Path(__file__).parents[2] / "docs" / "benchmarks" / "noise.md"
 SCALE = 1 << 30

@@ -11,7 +11,8 @@ from sqlalchemy import create_engine, text
 from sqlalchemy.exc import ProgrammingError
 
 from calibrate.privacy_unit import PrivacyUnit, Relation
-from privfair.ledger import AlreadyClaimed, Ledger, ManifestTerms, RolledBack
+from privfair.ledger import Ledger, ManifestTerms, RolledBack
+from privfair.ledger.entries import AlreadyClaimed
 from tests.end_to_end.command_line import privfair
 from tests.postgres_server import NotInstalled, postgres_server
 

@@ -22,22 +22,16 @@ from sqlalchemy import create_engine, text
 from sqlalchemy.exc import DBAPIError
 
 from calibrate.privacy_unit import PrivacyUnit, Relation
-from privfair.ledger import (
+from privfair.ledger import ClaimToken, Head, Ledger, LedgerAccess, ManifestTerms, RolledBack, Unavailable
+from privfair.ledger.entries import (
     AlreadyClaimed,
-    AnchorState,
     BudgetExceeded,
     ClaimSuperseded,
-    ClaimToken,
-    Head,
-    Ledger,
-    LedgerAccess,
-    ManifestTerms,
     NotIntact,
-    RolledBack,
     RoundsExhausted,
-    Unavailable,
     WrongLedger,
 )
+from privfair.ledger.journal import AnchorState
 from tests.postgres_server import NotInstalled, new_schema, postgres_server
 from tests.privfair.ledgers import DATASET, open_ledger
 

@@ -14,7 +14,8 @@ from calibrate.manifest.issue import add_signature
 from calibrate.manifest.keys import Role, generate, load_private, save
 from calibrate.manifest.trust import Revocation, TrustedKey, TrustFile, read_trust
 from calibrate.manifest.verify import authenticate, bind, read_unverified
-from privfair.ledger import Ledger, TrustRolledBack
+from privfair.ledger import Ledger
+from privfair.ledger.entries import TrustRolledBack
 from privfair.run.folder import RunFolder
 from privfair.run.folder_trust import FolderTrust
 from privfair.run.trusted_plan import read_folder_plan

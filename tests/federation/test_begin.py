@@ -20,7 +20,8 @@ from calibrate.manifest.issue import issue
 from calibrate.manifest.keys import generate, load_private
 from calibrate.manifest.verify import read_unverified
 from privfair.federation.guard import Guard
-from privfair.ledger import ClaimEnded, Ledger, Unavailable, WrongLedger
+from privfair.ledger import ClaimEnded, Ledger, Unavailable
+from privfair.ledger.entries import WrongLedger
 from privfair.run.folder import RunFolder
 from privfair.run.open_run import OpenRun
 from privfair.run.prepare import PreparedRun, prepare_run

@@ -18,30 +18,24 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
 
 from calibrate.privacy_unit import PrivacyUnit, Relation
-from privfair.ledger import (
-    AlreadyClaimed,
-    AlreadyReleased,
-    Claim,
-    ClaimEnded,
-    ClaimState,
-    ClaimSuperseded,
-    ManifestTerms,
-    NotIntact,
-    RolledBack,
-    RoundNotHeld,
-    RoundsExhausted,
-)
+from privfair.ledger import Claim, ClaimEnded, ClaimState, ManifestTerms, RolledBack
 from privfair.ledger.book import Book
 from privfair.ledger.entries import (
     UNIT_OF_TEXT,
+    AlreadyClaimed,
+    AlreadyReleased,
     Charged,
     Claimed,
+    ClaimSuperseded,
     Closed,
     Entry,
     Link,
+    NotIntact,
     Opened,
     Released,
     Resumed,
+    RoundNotHeld,
+    RoundsExhausted,
     decode,
     encode,
     link,

@@ -18,8 +18,9 @@ from calibrate.discrete_noise import (
     profile_slack,
 )
 from calibrate.privacy_unit import EpsilonDelta, Norm
-from privfair.noise import ExactNoise, Grid, NoiseScale, ResponseLaw
+from privfair.noise import ExactNoise, Grid, NoiseScale
 from privfair.noise.lattice_sampler import exponential_enclosure
+from privfair.noise.source import ResponseLaw
 
 scales = st.floats(min_value=1e-200, max_value=1e200)
 rational_scales = st.fractions(min_value=Fraction(1, 10**9), max_value=10**9)

@@ -25,7 +25,8 @@ from calibrate.sampling import (
 )
 from privfair.batches.record import BatchRecord
 from privfair.federation.coordinator import RoundsSpent
-from privfair.ledger import AlreadyClaimed, ClaimEnded, Ledger
+from privfair.ledger import ClaimEnded, Ledger
+from privfair.ledger.entries import AlreadyClaimed
 from privfair.run.folder import RunFolder
 from privfair.transcript import Ending, Transcript
 

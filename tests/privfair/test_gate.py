@@ -18,7 +18,8 @@ from calibrate.plans.gaussian import GaussianPlan
 from calibrate.privacy_unit import EpsilonDelta
 from privfair.contribution import BoundedContribution
 from privfair.noise import UnsafeNoiseWarning
-from privfair.transcript import Transcript, TranscriptRefused
+from privfair.transcript import Transcript
+from privfair.transcript.header import TranscriptRefused
 from tests.privfair.ledgers import open_ledger
 from tests.privfair.small_runs import OpenGate, document_of, gate_for
 

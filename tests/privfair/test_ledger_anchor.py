@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from calibrate.privacy_unit import PrivacyUnit, Relation
-from privfair.ledger import AnchorState, Claim, Head, Ledger, LedgerAccess, ManifestTerms, RolledBack, Unavailable
+from privfair.ledger import Claim, Head, Ledger, LedgerAccess, ManifestTerms, RolledBack, Unavailable
+from privfair.ledger.journal import AnchorState
 from tests.privfair.ledgers import DATASET, open_ledger
 
 

@@ -14,17 +14,8 @@ from calibrate.compose import ORDERS, BudgetFilter, Cost, RenyiFilter, SignedCur
 from calibrate.discrete_noise import ProfileSlack
 from calibrate.errors import InvalidInput
 from calibrate.privacy_unit import PrivacyUnit, Relation
-from privfair.ledger import (
-    BudgetExceeded,
-    ClaimEnded,
-    ClaimState,
-    Ledger,
-    ManifestTerms,
-    NotIntact,
-    RolledBack,
-    Unavailable,
-    WrongLedger,
-)
+from privfair.ledger import ClaimEnded, ClaimState, Ledger, ManifestTerms, RolledBack, Unavailable
+from privfair.ledger.entries import BudgetExceeded, NotIntact, WrongLedger
 from privfair.ledger.terms import undeclared_dataset
 from tests.privfair.ledgers import DATASET, LEDGER, new_ledger, open_ledger
 

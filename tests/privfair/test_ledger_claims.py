@@ -14,21 +14,17 @@ import pytest
 from calibrate.errors import InvalidInput, LedgerRefused
 from calibrate.privacy_unit import PrivacyUnit, Relation
 from privfair.ledger import (
-    AlreadyClaimed,
-    AlreadyReleased,
     ClaimEnded,
     ClaimState,
-    ClaimSuperseded,
     ClaimToken,
     Ledger,
     LedgerAccess,
     ManifestTerms,
     Release,
-    RoundNotHeld,
-    RoundsExhausted,
     Unavailable,
     UnknownClaim,
 )
+from privfair.ledger.entries import AlreadyClaimed, AlreadyReleased, ClaimSuperseded, RoundNotHeld, RoundsExhausted
 from tests.privfair.ledgers import DATASET, open_ledger
 
 START = datetime(2030, 1, 1, tzinfo=UTC)

@@ -10,7 +10,8 @@ import pytest
 
 from calibrate.errors import InvalidInput
 from calibrate.privacy_unit import PrivacyUnit, Relation
-from privfair.ledger import BudgetExceeded, ManifestTerms
+from privfair.ledger import ManifestTerms
+from privfair.ledger.entries import BudgetExceeded
 from tests.privfair.ledgers import DATASET, open_ledger
 
 UNIT = PrivacyUnit.of(Relation.REPLACE_ONE)

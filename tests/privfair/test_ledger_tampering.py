@@ -15,7 +15,8 @@ import rfc8785
 
 from calibrate.errors import LedgerRefused
 from calibrate.privacy_unit import PrivacyUnit, Relation
-from privfair.ledger import Ledger, LedgerAccess, ManifestTerms, NotIntact, RolledBack, Unavailable
+from privfair.ledger import Ledger, LedgerAccess, ManifestTerms, RolledBack, Unavailable
+from privfair.ledger.entries import NotIntact
 from tests.privfair.ledgers import DATASET, open_ledger
 
 TABLE = "privfair_ledger"

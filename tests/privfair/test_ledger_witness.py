@@ -10,7 +10,8 @@ import pytest
 
 from calibrate.errors import InvalidInput
 from calibrate.privacy_unit import PrivacyUnit, Relation
-from privfair.ledger import Ledger, ManifestTerms, NotIntact, Unavailable
+from privfair.ledger import Ledger, ManifestTerms, Unavailable
+from privfair.ledger.entries import NotIntact
 from privfair.ledger.witness import (
     ClaimReceipt,
     LogHead,

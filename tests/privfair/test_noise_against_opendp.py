@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 from scipy.stats import chi2_contingency, ks_2samp
 
-from privfair.noise import ExactNoise, SecureStream, discrete_gaussian, discrete_laplace
+from privfair.noise import ExactNoise
+from privfair.noise.lattice_sampler import discrete_gaussian, discrete_laplace
+from privfair.noise.random_stream import SecureStream
 
 opendp = pytest.importorskip("opendp.prelude")
 

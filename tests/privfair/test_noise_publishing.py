@@ -12,16 +12,8 @@ import pytest
 from calibrate.discrete_noise import STEPS_PER_SCALE
 from calibrate.errors import InvalidInput
 from calibrate.privacy_unit import Norm
-from privfair.noise import (
-    EXACT_LABEL,
-    UNSAFE_LABEL,
-    ExactNoise,
-    Grid,
-    NoiseAdder,
-    NoiseScale,
-    UnsafeNoiseWarning,
-    UnsafeSeededResearchNoise,
-)
+from privfair.noise import ExactNoise, Grid, NoiseAdder, NoiseScale, UnsafeNoiseWarning, UnsafeSeededResearchNoise
+from privfair.noise.source import EXACT_LABEL, UNSAFE_LABEL
 
 ADDERS = ["gaussian", "laplace"]
 

@@ -10,7 +10,9 @@ import pytest
 from scipy.stats import chisquare
 
 from calibrate.errors import InvalidInput
-from privfair.noise import ExactNoise, ResponseLaw, SecureStream, randomized_response
+from privfair.noise import ExactNoise
+from privfair.noise.random_stream import SecureStream
+from privfair.noise.source import ResponseLaw, randomized_response
 
 FALSE_ALARM = 1e-12
 """A p-value below this fails a test: it happens by chance with about this probability, whatever is drawn."""

@@ -21,7 +21,8 @@ from privfair.ledger import RolledBack, Unavailable
 from privfair.ledger.entries import GENESIS, Link, read_link
 from privfair.ledger.journal import AnchorFile
 from privfair.run.folder import RunFolder
-from privfair.transcript import Transcript, TranscriptRefused
+from privfair.transcript import Transcript
+from privfair.transcript.header import TranscriptRefused
 
 _ROOT = Path(__file__).parents[1]
 

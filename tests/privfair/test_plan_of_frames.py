@@ -19,7 +19,8 @@ from calibrate.errors import InvalidInput, ManifestRefused, UnsupportedCombinati
 from calibrate.manifest.issue import read_request
 from privfair.api.frames import read_frame, toml_text
 from privfair.data.read import BadData
-from privfair.ledger import AlreadyClaimed, ClaimEnded
+from privfair.ledger import ClaimEnded
+from privfair.ledger.entries import AlreadyClaimed
 from privfair.plan.plan import Plan
 
 PUBLIC: dict[str, Any] = {

@@ -13,7 +13,8 @@ from calibrate.manifest.document import SearchTerms
 from calibrate.manifest.trust import TrustFile
 from calibrate.manifest.verify import read_unverified
 from calibrate.tries import RandomTries
-from privfair.ledger import AlreadyClaimed, Ledger
+from privfair.ledger import Ledger
+from privfair.ledger.entries import AlreadyClaimed
 from privfair.plan.plan import Plan, SearchPlan, TryScore, search_plan
 from privfair.run import search as searching
 from privfair.run.open_run import OpenRun

@@ -21,7 +21,7 @@ import privfair as pf
 from calibrate.errors import InvalidInput, PrivfairError
 from calibrate.privacy_unit import PrivacyUnit, Protected, Relation
 from privfair.integrations.sklearn import PrivateFairClassifier
-from privfair.ledger import BudgetExceeded
+from privfair.ledger.entries import BudgetExceeded
 
 RNG = np.random.default_rng(5)
 X = RNG.uniform(-2, 2, size=(240, 3))

@@ -15,7 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from privfair.transcript import Ending, Transcript, TranscriptHeader, TranscriptRefused, TranscriptWriter, ValueSpec
+from privfair.transcript import Ending, Transcript, TranscriptHeader, TranscriptWriter, ValueSpec
+from privfair.transcript.header import TranscriptRefused
 
 PARTIES = ("a", "b")
 SPEC = ValueSpec("weights", (5,))

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from privfair.noise import ExactNoise, NoiseScale
-from privfair.transcript import TranscriptRefused, ValueSpec
+from privfair.transcript import ValueSpec
+from privfair.transcript.header import TranscriptRefused
 from privfair.transcript.storage import most_bytes, pack, unpack
 
 GRID = 30
