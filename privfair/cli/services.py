@@ -22,7 +22,7 @@ from privfair.cli.options import (
     trust_options,
 )
 from privfair.cli.output import print_answer, print_json, print_rich
-from privfair.data.own_files import silo_name
+from privfair.data.infer import silo_name
 from privfair.durable import read_named
 from privfair.federation.gather import gather_run
 from privfair.federation.guard import GuardOptions, serve_guard

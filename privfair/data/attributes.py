@@ -16,7 +16,7 @@ from calibrate.arrays import Integers
 from calibrate.errors import InvalidInput
 from privfair.batches.randomness import stream
 from privfair.data.dataset import Silo, Silos
-from privfair.data.infer import Layouts
+from privfair.data.infer import Layouts, silo_name
 from privfair.data.partition import permutation
 from privfair.data.read import MISSING, BadData, RawTable
 from privfair.data.schema import Schema
@@ -71,16 +71,14 @@ class AttributeFiles:
         return BadData(table.file, rule, remedy, column=self.record, line=table.line(record))
 
 
-def read_attribute_files(
-    files: Sequence[Path], record: str, schema: Schema, layouts: Layouts | None = None
-) -> AttributeFiles:
+def read_attribute_files(files: Sequence[Path], record: str, schema: Schema, layouts: Layouts) -> AttributeFiles:
     """Read the sensitive silos' files: the column `record` and the schema's sensitive column."""
     if schema.sensitive is None:
         raise InvalidInput("[data.attributes]", "files", "needs a [sensitive] column in the schema", "name it there")
     found: dict[str, tuple[str, str]] = {}
     for file in files:
-        table = (layouts or Layouts()).read(Path(file))
-        silo = Path(Path(file).name.removesuffix(".zip")).stem
+        table = layouts.read(file)
+        silo = silo_name(file)
         numbers, values = table.names(record), table.names(schema.sensitive.name)
         for row, (number, value) in enumerate(zip(numbers.tolist(), values.tolist(), strict=True)):
             if number.lower() in MISSING or value.lower() in MISSING - set(schema.sensitive.values or ()):

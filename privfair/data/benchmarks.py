@@ -245,26 +245,21 @@ def _credit_decode(table: RawTable) -> RawTable:
         columns[name] = _whole_numbers(table, name).astype(np.str_)
     columns["EDUCATION"] = plain_or_one_hot(table, "EDUCATION", tuple("0123456"))
     columns["MARRIAGE"] = plain_or_one_hot(table, "MARRIAGE", tuple("0123"))
-    columns["SEX"] = np.array(_CREDIT_GROUPS)[_credit_sex(table)]
+    # The codebook has 1 = male, 2 = female; the data package, whose other codes are one-hot, stores that minus one. The
+    # header decides. Decided by the codes in the file, one changed record could swap everybody's group.
+    columns["SEX"] = _named(table, "SEX", _CREDIT_GROUPS, first=1 if "EDUCATION" in table.columns else 0)
     target = next((name for name in _CREDIT_TARGETS if name in table.columns), _CREDIT_TARGETS[0])
-    columns["default"] = np.array(_CREDIT_CLASSES)[_codes(table, target, (0, 1))]
+    columns["default"] = _named(table, target, _CREDIT_CLASSES)
     return RawTable(table.file, columns, table.lines)
 
 
-def _credit_sex(table: RawTable) -> NDArray[np.int64]:
-    """The codebook has 1 = male, 2 = female; the data package, whose other codes are one-hot, stores that minus one.
-
-    The header decides. Decided by the codes in the file, one changed record could swap everybody's group.
-    """
-    return _codes(table, "SEX", (1, 2) if "EDUCATION" in table.columns else (0, 1))
-
-
-def _codes(table: RawTable, name: str, codes: tuple[int, int]) -> NDArray[np.int64]:
-    values = _whole_numbers(table, name)
-    if set(np.unique(values)) != set(codes):
-        rule = f"must hold the codes {codes[0]} and {codes[1]}"
+def _named(table: RawTable, name: str, names: tuple[str, str], first: int = 0) -> NDArray[np.str_]:
+    """A column of two codes, `first` and one more, as the names that they stand for."""
+    codes = table.numbers(name) - first
+    if not np.isin(codes, (0, 1)).all():
+        rule = f"must hold the codes {first} and {first + 1} only"
         raise BadData(table.file, rule, "take the published file", column=name)
-    return values - codes[0]
+    return np.array(names)[codes.astype(np.int64)]
 
 
 def _whole_numbers(table: RawTable, name: str) -> NDArray[np.int64]:
@@ -320,15 +315,8 @@ def load_compas(path: Path | None = None, scaling: BenchmarkScaling = BenchmarkS
     columns["age-cat"] = one_hot_names(raw, "age-cat_", _COMPAS_AGE_GROUPS)
     columns["c-charge-degree"] = one_hot_names(raw, "c-charge-degree_", ("F", "M"))
     for name, names in (("sex", ("female", "male")), ("race", _COMPAS_GROUPS), ("two-year-recid", _COMPAS_CLASSES)):
-        columns[name] = _binary(raw, name, names)
+        columns[name] = _named(raw, name, names)
     return _encoded(RawTable(raw.file, columns, raw.lines), _compas_schema(scaling))
-
-
-def _binary(table: RawTable, name: str, names: tuple[str, str]) -> NDArray[np.str_]:
-    values = table.numbers(name)
-    if not np.isin(values, (0, 1)).all():
-        raise BadData(table.file, "must hold 0 and 1 only", "take the published file", column=name)
-    return np.array(names)[values.astype(np.int64)]
 
 
 # Communities and Crime (US, 1990s): 1,993 communities, 98 features, silos by state.

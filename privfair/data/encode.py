@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import JsonValue
 
 from calibrate.arrays import AnyFloats, Integers
 from privfair.data.dataset import EVERYONE, Dataset, Silo, Silos
-from privfair.data.facts import DerivedFact, FactKind, Json
+from privfair.data.facts import DerivedFact, FactKind
 from privfair.data.read import MISSING, BadData, RawTable
 from privfair.data.schema import CodedColumn, NonPrivateStandardisation, Schema
 
@@ -191,7 +192,7 @@ class Standardisation:
             )
         )
 
-    def as_json(self) -> dict[str, Json]:
+    def as_json(self) -> dict[str, JsonValue]:
         return {"columns": [*self.columns], "mean": [*self.mean], "scale": [*self.scale]}
 
 

@@ -7,21 +7,18 @@ promises privacy refuses the facts its promise does not cover.
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 from enum import Enum
 
-import rfc8785
-
 from calibrate.errors import UnsupportedCombination
+from calibrate.manifest import strict_json
+from calibrate.manifest.strict_json import Json
 from calibrate.privacy_unit import PrivacyUnit, Protected
-
-Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
 
 
 def digest(value: Json) -> str:
     """SHA-256 of the canonical JSON (RFC 8785) of a value, as `sha256:` and 64 hexadecimal digits."""
-    return "sha256:" + hashlib.sha256(rfc8785.dumps(value)).hexdigest()
+    return f"sha256:{strict_json.digest(value)}"
 
 
 class FactKind(Enum):

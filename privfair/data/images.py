@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from calibrate.arrays import AnyFloats, Integers
 from calibrate.errors import InvalidInput
+from calibrate.manifest.strict_json import Json
 from privfair.batches.randomness import stream
 from privfair.data.dataset import EVERYONE, Dataset
 from privfair.data.facts import digest
@@ -47,16 +48,22 @@ def _part(folder: Path, prefix: str, dataset: str, classes: tuple[str, ...]) -> 
     if len(label) and label.max() >= len(classes):
         rule = f"has a label outside the classes 0 to {len(classes) - 1} of {dataset}"
         raise BadData(str(folder), rule, "take the files of this data set")
+    meaning: Json = {"dataset": dataset, "shape": [1, *pixels.shape[1:]], "divisor": _LARGEST_PIXEL, "classes": classes}
+    return _of_everybody(pixels[:, np.newaxis], label, classes, meaning)
+
+
+def _of_everybody(
+    pixels: NDArray[np.uint8], label: NDArray[np.uint8], classes: tuple[str, ...], meaning: Json
+) -> Dataset:
+    """Images on [0, 1] without a sensitive attribute; `meaning` is what the digest of their schema is taken of."""
     return Dataset(
-        features=(pixels.astype(np.float32) / _LARGEST_PIXEL)[:, np.newaxis],
+        features=pixels.astype(np.float32) / _LARGEST_PIXEL,
         label=label.astype(np.int64),
         group=np.zeros(len(label), dtype=np.int64),
         feature_names=(),
         class_names=classes,
         group_names=EVERYONE,
-        schema_digest=digest(
-            {"dataset": dataset, "shape": [1, *pixels.shape[1:]], "divisor": _LARGEST_PIXEL, "classes": [*classes]}
-        ),
+        schema_digest=digest(meaning),
     )
 
 
@@ -132,15 +139,8 @@ def load_cifar_10(folder: Path | None = None) -> Dataset:
     where = _folder("cifar-10", folder, f"give the folder of {_CIFAR_FILES[0]} .. as path")
     parts = [_cifar_batch(where / name) for name in _CIFAR_FILES]
     pixels, label = (np.concatenate(columns) for columns in zip(*parts, strict=True))
-    return Dataset(
-        features=pixels.astype(np.float32) / _LARGEST_PIXEL,
-        label=label.astype(np.int64),
-        group=np.zeros(len(label), dtype=np.int64),
-        feature_names=(),
-        class_names=CIFAR_CLASSES,
-        group_names=EVERYONE,
-        schema_digest=digest({"dataset": "cifar-10", "shape": [*_CIFAR_SHAPE], "classes": [*CIFAR_CLASSES]}),
-    )
+    meaning: Json = {"dataset": "cifar-10", "shape": _CIFAR_SHAPE, "classes": CIFAR_CLASSES}
+    return _of_everybody(pixels, label, CIFAR_CLASSES, meaning)
 
 
 def _cifar_batch(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:

@@ -54,6 +54,12 @@ class FileLayout:
         return tuple(said)
 
 
+def silo_name(file: Path) -> str:
+    """The file's name without what says its format: `st.mary.csv.zip` is the silo `st.mary`."""
+    name = Path(file).name
+    return Path(name.removesuffix(".zip")).stem
+
+
 @dataclass(frozen=True)
 class Layouts:
     """How the files of a plan are written: most of them in one way, and by their names those that differ."""

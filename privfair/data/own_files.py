@@ -8,13 +8,13 @@ from pathlib import Path
 
 import numpy as np
 
-from calibrate.arrays import AnyFloats
 from calibrate.errors import InvalidInput
 from privfair.data.attributes import AttributeFiles, without_attribute
 from privfair.data.dataset import Silo, Silos, TrainTest
-from privfair.data.encode import encode, encode_features, resolve
+from privfair.data.encode import encode, resolve
 from privfair.data.facts import DerivedFact
-from privfair.data.read import MISSING, BadData, RawTable, read_table
+from privfair.data.infer import silo_name
+from privfair.data.read import MISSING, BadData, RawTable
 from privfair.data.schema import Coverage, Schema
 from privfair.data.schema_toml import OwnFormat
 
@@ -67,22 +67,12 @@ def load_own_silo(file: Path, own: OwnFormat, name: str | None = None, *, attrib
     table = own.layouts.read(Path(file))
     if not attribute:
         table = without_attribute(table, own.schema)
-    _require_columns(table, own.schema)
+    table.require(*own.schema.columns)
     schema, derived = resolve(own.schema, [table])
     silo = Silo(silo_name(file) if name is None else name, encode(table, schema, derived))
     if attribute:
         _require_coverage(silo, table.file, schema)
     return silo
-
-
-def load_own_features(file: Path | RawTable, schema: Schema, delimiter: str = ",", decimal: str = ".") -> AnyFloats:
-    """The features of records to be predicted, in a file or read already; class and group need not be among them.
-
-    `schema` is the filled one that the training records carry (`Dataset.schema`), `delimiter` and `decimal` say how the
-    file is written. Unlisted categories are answered by the schema's `unseen` rule.
-    """
-    table = file if isinstance(file, RawTable) else read_table(Path(file), delimiter, decimal)
-    return encode_features(table, schema, predicting=True)
 
 
 def _read(files: Sequence[Path], own: OwnFormat, held: AttributeFiles | None) -> tuple[OwnFormat, NamedTables]:
@@ -93,7 +83,7 @@ def _read(files: Sequence[Path], own: OwnFormat, held: AttributeFiles | None) ->
         own = replace(own, schema=held.add_holder_to(own.schema))
         tables = [held.join(table) for table in tables]
     for table in tables:
-        _require_columns(table, own.schema)
+        table.require(*own.schema.columns)
     if own.schema.silo_column is None:
         return own, [(silo_name(file), table) for file, table in zip(files, tables, strict=True)]
     if len(tables) == 1:
@@ -119,12 +109,6 @@ def _encode_silos(named: NamedTables, schema: Schema, derived: tuple[DerivedFact
     return silos
 
 
-def silo_name(file: Path) -> str:
-    """The file's name without what says its format: `st.mary.csv.zip` is the silo `st.mary`."""
-    name = Path(file).name
-    return Path(name.removesuffix(".zip")).stem
-
-
 def _by_silo_column(table: RawTable, column: str, declared: tuple[str, ...] | None) -> NamedTables:
     names = table.names(column)
     missing = np.isin(np.char.lower(names), sorted(MISSING))
@@ -133,11 +117,6 @@ def _by_silo_column(table: RawTable, column: str, declared: tuple[str, ...] | No
         raise BadData(table.file, "has no value", "give every record a silo", column=column, line=line)
     silos = [str(name) for name in np.unique(names)] if declared is None else declared
     return [(name, table.rows(np.flatnonzero(names == name))) for name in silos]
-
-
-def _require_columns(table: RawTable, schema: Schema) -> None:
-    for name in schema.columns:
-        table.require(name)
 
 
 def _require_coverage(silo: Silo, file: str, schema: Schema) -> None:

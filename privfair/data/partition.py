@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 
 from calibrate.arrays import Integers
 from calibrate.errors import InvalidInput, open_unit, positive
-from calibrate.manifest.document import DataBinding
 from privfair.batches.randomness import stream
 from privfair.data import stability
 from privfair.data.dataset import Dataset, Silo, Silos, TrainTest
@@ -268,9 +267,10 @@ class UserRecords:
     def records_per_user(self) -> Integers:
         return np.diff(self.offsets)
 
-    def binding(self, name: str = "users") -> DataBinding:
-        """What a manifest binds when the unit is a user: how many there are, not how many records they hold."""
-        return DataBinding.of(self.data.schema_digest, ((name, len(self)),))
+    @property
+    def owners(self) -> Integers:
+        """Each record's user."""
+        return np.repeat(np.arange(len(self.offsets) - 1, dtype=np.int64), self.records_per_user)
 
     def of(self, user: int) -> slice:
         """Where the records of one user stand."""

@@ -8,7 +8,6 @@ import io
 import re
 import zipfile
 import zlib
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -107,9 +106,11 @@ class RawTable:
         self.require(name)
         return self.columns[name]
 
-    def require(self, name: str) -> None:
-        """Refuse a table without this column."""
-        if name not in self.columns:
+    def require(self, *names: str) -> None:
+        """Refuse a table without one of these columns."""
+        for name in names:
+            if name in self.columns:
+                continue
             near = difflib.get_close_matches(name, self.columns, n=1)
             # By its place: in a file without a header line the "name" would be somebody's cell.
             hint = f" (column {list(self.columns).index(near[0]) + 1} has a similar name)" if near else ""
@@ -300,34 +301,41 @@ def parse_csv(content: bytes, file: str, delimiter: str = ",", header: Sequence[
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise BadData(file, f"is not UTF-8 text (byte {error.start})", "save it as UTF-8") from None
-    reader = _reader(io.StringIO(text, newline=""), delimiter)
-    rows: list[list[str]] = []
+    stream, watcher = io.StringIO(text, newline=""), _WATCHER.get()
+    reader = csv.reader(stream, delimiter=delimiter, skipinitialspace=True, strict=True)
+    chunks: list[list[NDArray[Any]]] = []
     lines: list[int] = []
     try:
-        names = [name.strip() for name in header] if header is not None else [n.strip() for n in next(reader, [])]
+        names = [name.strip() for name in (next(reader, []) if header is None else header)]
         _require_header(names, file)
-        regular = _parse_regular(text, delimiter, names, 0 if header is not None else 1, file)
-        if regular is not None:
-            return RawTable(file, *regular)
-        for row in reader:
-            if len(row) != len(names):
-                if not row:
-                    continue  # csv gives an empty list for a blank line
-                raise BadData(
-                    file,
-                    f"has {len(row)} cells where the header has {len(names)}",
-                    "quote cells that contain the delimiter, or fix the line",
-                    line=reader.line_num,
-                    cell=delimiter.join(row),
-                )
-            rows.append(row)
-            lines.append(reader.line_num)
+        records = _records(reader, len(names), file, delimiter, lines)
+        # Chunk by chunk, so that a large file never exists as millions of small objects.
+        while rows := list(islice(records, _CHUNK)):
+            chunks.append([np.array(column) for column in zip(*rows, strict=True)])
+            if watcher is not None:
+                watcher(file, stream.tell(), len(text))
     except csv.Error as error:
         raise BadData(file, f"is not valid CSV ({error})", "fix the quotes", line=reader.line_num) from None
-    if not rows:
+    if not chunks:
         raise BadData(file, "has no records", "give a file with at least one record")
-    columns = dict(zip(names, (np.array(column) for column in zip(*rows, strict=True)), strict=True))
+    columns = {name: np.concatenate([chunk[place] for chunk in chunks]) for place, name in enumerate(names)}
     return RawTable(file, columns, np.array(lines))
+
+
+def _records(reader: CsvReader, width: int, file: str, delimiter: str, lines: list[int]) -> Iterator[list[str]]:
+    """Each record, as wide as the header; the line that it ends in goes into `lines`. A blank line is none."""
+    for row in reader:
+        if len(row) == width:
+            lines.append(reader.line_num)
+            yield row
+        elif row:
+            raise BadData(
+                file,
+                f"has {len(row)} cells where the header has {width}",
+                "quote cells that contain the delimiter, or fix the line",
+                line=reader.line_num,
+                cell=delimiter.join(row),
+            )
 
 
 LARGE = 1_000_000
@@ -371,38 +379,6 @@ def _parse_plain(content: bytes, file: str, delimiter: str, header: Sequence[str
         return None
     table, start = pa.Table.from_batches(batches), (2 if header is None else 1)
     return RawTable(file, _TextColumns(table), np.arange(start, start + table.num_rows))
-
-
-def _reader(stream: io.StringIO, delimiter: str) -> CsvReader:
-    return csv.reader(stream, delimiter=delimiter, skipinitialspace=True, strict=True)
-
-
-def _parse_regular(
-    text: str, delimiter: str, names: list[str], skip: int, file: str
-) -> tuple[dict[str, NDArray[Any]], NDArray[np.int64]] | None:
-    """Columns and lines of a file with one record per line; None where some line asks for the careful way.
-
-    Chunk by chunk, so that a large file never exists as millions of small objects.
-    """
-    chunks: list[list[NDArray[Any]]] = []
-    stream, watcher = io.StringIO(text, newline=""), _WATCHER.get()
-    reader = _reader(stream, delimiter)
-    try:
-        deque(islice(reader, skip), maxlen=0)
-        first = reader.line_num
-        while rows := list(islice(reader, _CHUNK)):
-            if set(map(len, rows)) != {len(names)}:
-                return None
-            chunks.append([np.array(column) for column in zip(*rows, strict=True)])
-            if watcher is not None:
-                watcher(file, stream.tell(), len(text))
-    except csv.Error:
-        return None
-    records = sum(len(chunk[0]) for chunk in chunks)
-    if not chunks or reader.line_num - first != records:
-        return None
-    columns = {name: np.concatenate([chunk[place] for chunk in chunks]) for place, name in enumerate(names)}
-    return columns, np.arange(first + 1, first + 1 + records)
 
 
 def _require_header(names: list[str], file: str) -> None:

@@ -21,11 +21,12 @@ from itertools import pairwise
 from typing import Annotated, Literal
 
 import numpy as np
-from pydantic import Field, TypeAdapter
+from pydantic import Field, JsonValue, TypeAdapter
 
 from calibrate.arrays import AnyFloats
 from calibrate.errors import InvalidInput, positive
-from privfair.data.facts import Json, digest
+from calibrate.manifest.strict_json import Json
+from privfair.data.facts import digest
 
 
 class Transform(Enum):
@@ -68,49 +69,52 @@ class PublicBounds:
 
 
 @dataclass(frozen=True)
-class PublicMeanScale:
-    """(transform(value) - mean) / scale, with a mean and scale that are public knowledge.
+class _MeanScale:
+    """(transform(value) - mean) / scale, clipped to [-reach, reach].
 
-    The result is clipped to [-reach, reach], so that one absurd cell cannot dominate a record's gradient.
+    So one absurd cell cannot dominate a record's gradient.
     """
 
     mean: float
     scale: float
     transform: Transform = Transform.IDENTITY
     reach: float = 10.0
-    kind: Literal["public-mean-scale"] = "public-mean-scale"
 
     def __post_init__(self) -> None:
-        _require_mean_scale(self.mean, self.scale, self.reach)
+        if not math.isfinite(self.mean):
+            raise InvalidInput("mean", self.mean, "must be a finite number", "give the public mean")
+        positive("scale", self.scale)
+        positive("reach", self.reach)
 
     def apply(self, values: AnyFloats) -> AnyFloats:
-        return _standardise(self, values)
+        scaled = (self.transform.apply(values) - self.mean) / self.scale
+        return np.asarray(np.clip(scaled, -self.reach, self.reach))
 
 
 @dataclass(frozen=True)
-class PaidScaling:
+class PublicMeanScale(_MeanScale):
+    """A mean and a scale that are public knowledge."""
+
+    kind: Literal["public-mean-scale"] = "public-mean-scale"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PaidScaling(_MeanScale):
     """Mean and scale that a gate published with noise; `receipt` names the charge in the ledger.
 
     Guarantee: none of its own. It is post-processing of a published value, so it is as private as the release
     that `receipt` names; a manifest must list that release.
     """
 
-    mean: float
-    scale: float
     receipt: str
-    transform: Transform = Transform.IDENTITY
-    reach: float = 10.0
     kind: Literal["paid"] = "paid"
 
     def __post_init__(self) -> None:
-        _require_mean_scale(self.mean, self.scale, self.reach)
+        super().__post_init__()
         if not self.receipt.strip():
             raise InvalidInput(
                 "receipt", self.receipt, "must name the charge that paid for the statistics", "copy it from the ledger"
             )
-
-    def apply(self, values: AnyFloats) -> AnyFloats:
-        return _standardise(self, values)
 
 
 @dataclass(frozen=True)
@@ -135,17 +139,6 @@ class Unscaled:
 
 
 Scaling = PublicBounds | PublicMeanScale | PaidScaling | NonPrivateStandardisation | Unscaled
-
-
-def _standardise(by: PublicMeanScale | PaidScaling, values: AnyFloats) -> AnyFloats:
-    return np.asarray(np.clip((by.transform.apply(values) - by.mean) / by.scale, -by.reach, by.reach))
-
-
-def _require_mean_scale(mean: float, scale: float, reach: float) -> None:
-    if not math.isfinite(mean):
-        raise InvalidInput("mean", mean, "must be a finite number", "give the public mean")
-    positive("scale", scale)
-    positive("reach", reach)
 
 
 SCHEMA_VERSION = 1
@@ -276,14 +269,10 @@ class Schema:
             # the features would be published with it.
             self._require_role_apart("sensitive", self.sensitive.name, features)
             self._require_role_apart("sensitive", self.sensitive.name, [self.target.name])
-            if self.silo_column == self.sensitive.name:
-                raise InvalidInput(
-                    "silo column", self.silo_column, "must not be the sensitive column", "split by another column"
-                )
-            if self.sensitive.name in self.side_columns:
-                raise InvalidInput(
-                    "kept column", self.sensitive.name, "must not be the sensitive column", "keep another column"
-                )
+            for use, names in (("silo", (self.silo_column,)), ("kept", self.side_columns)):
+                if self.sensitive.name in names:
+                    rule = "must not be the sensitive column"
+                    raise InvalidInput(f"{use} column", self.sensitive.name, rule, "name another column")
             self._require_two("groups", self.sensitive)
         self._require_two("classes", self.target)
 
@@ -328,7 +317,7 @@ class Schema:
         """The numeric columns with a feature that says whether the number is missing."""
         return tuple(column for column in self.numeric if column.missing is not None and column.missing.indicator)
 
-    def as_json(self) -> dict[str, Json]:
+    def as_json(self) -> dict[str, JsonValue]:
         """Everything that decides how a file becomes arrays."""
         columns = _adapter().dump_python(self, mode="json", by_alias=True, include=set(_COLUMNS))
         # What is not declared is left out, as documents were written before it could be.

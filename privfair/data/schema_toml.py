@@ -152,7 +152,7 @@ class _Numeric:
                 raise InvalidInput("scale", None, "must be a number beside the mean", "write scale = 1.0")
             reach = 10.0 if self.reach is None else self.reach
             if self.receipt is not None:
-                return PaidScaling(self.mean, self.scale, self.receipt, self.transform, reach)
+                return PaidScaling(self.mean, self.scale, self.transform, reach, receipt=self.receipt)
             return PublicMeanScale(self.mean, self.scale, self.transform, reach)
         if self.scaling == "non-private-standardisation":
             return NonPrivateStandardisation(self.transform)
@@ -290,11 +290,8 @@ def _own_format(document: Mapping[str, Any]) -> OwnFormat:
 
 
 def _role(role: str, table: Mapping[str, Any]) -> CodedColumn:
-    return (
-        read_section(_Target, role, table).coded()
-        if role == "target"
-        else read_section(_Sensitive, role, table).coded()
-    )
+    kind: type[_Target | _Sensitive] = _Target if role == "target" else _Sensitive
+    return read_section(kind, role, table).coded()
 
 
 def _categorical(name: str, table: Mapping[str, Any]) -> CodedColumn:

@@ -6,12 +6,12 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, assert_never
+from typing import assert_never
 
 import numpy as np
 import torch
+from pydantic import JsonValue
 
-from calibrate.arrays import Integers
 from calibrate.errors import InvalidInput, UnsupportedCombination
 from calibrate.manifest.document import DataBinding
 from calibrate.privacy_unit import PrivacyUnit, Protected, Relation
@@ -31,8 +31,8 @@ from privfair.data.dataset import EVERYONE, Dataset, Silo, Silos
 from privfair.data.encode import Standardisation, fit_standardisation
 from privfair.data.facts import NothingPromised
 from privfair.data.images import oriented_gradients, unfair_images
-from privfair.data.infer import FileLayout
-from privfair.data.own_files import load_own_silo, load_own_silos, load_own_train_test, silo_name
+from privfair.data.infer import FileLayout, silo_name
+from privfair.data.own_files import load_own_silo, load_own_silos, load_own_train_test
 from privfair.data.partition import (
     UserRecords,
     cut_into_silos,
@@ -50,6 +50,7 @@ from privfair.plan.data import (
     AttributesAtSites,
     AttributesInFiles,
     BenchmarkSource,
+    ByColumn,
     DataPlan,
     DealtAttributes,
     EqualAtRandom,
@@ -92,7 +93,9 @@ class TrainingData:
     @property
     def binding(self) -> DataBinding:
         """Parties, exact sizes in protected units, schema digest."""
-        return self.parties.binding() if self.users is None else self.users.binding(USERS)
+        if self.users is None:
+            return self.parties.binding()
+        return DataBinding.of(self.users.data.schema_digest, ((USERS, len(self.users)),))
 
     def binding_for(self, unit: PrivacyUnit) -> DataBinding:
         """What a manifest signs under a promise to `unit`.
@@ -176,7 +179,7 @@ class TrainingData:
 
     def tensors(self, dtype: torch.dtype) -> tuple[SiloTensors, ...]:
         """The parties' training records; features in the model's own number format."""
-        owners = None if self.users is None else torch.from_numpy(_owners(self.users))
+        owners = None if self.users is None else torch.from_numpy(self.users.owners)
         sizes = torch.tensor([size for _, size in self.clients])
         clients = torch.repeat_interleave(torch.arange(len(sizes)), sizes) if self.clients else None
         if self.apart is None:
@@ -189,7 +192,7 @@ class TrainingData:
             for silo, numbers in zip(self.parties, self.apart.numbers, strict=True)
         )
 
-    def encoding(self) -> dict[str, Any]:
+    def encoding(self) -> dict[str, JsonValue]:
         """How a record becomes features, for `privfair predict`."""
         data = self.parties[0].data
         names = (data.feature_names, data.class_names, data.group_names)
@@ -203,7 +206,7 @@ def _encoding(
     classes: tuple[str, ...],
     groups: tuple[str, ...],
     layout: FileLayout,
-) -> dict[str, Any]:
+) -> dict[str, JsonValue]:
     return {
         "schema": None if schema is None else schema.as_json(),
         "standardisation": None if standardisation is None else standardisation.as_json(),
@@ -443,10 +446,15 @@ def _train_test(
             silos, steps = _cut(load_plugin_dataset(name, path), plan, by)
         case FileSource(files=files, test_files=test_files):
             assert own is not None
-            held = _attribute_files(plan, own)
-            steps = () if own.schema.silo_column is None else (_of_silo_column(own.schema),)
+            held: AttributeFiles | None = None
+            if isinstance(plan.attributes, AttributesInFiles):
+                held = read_attribute_files(plan.attributes.files, plan.attributes.record, own.schema, own.layouts)
+            column, names = own.schema.silo_column, own.schema.silo_names
+            steps = () if column is None else (stability_of(ByColumn(column, names=names), by),)
             if test_files:
-                _refuse_cutting(plan)
+                if plan.partition is not None:
+                    rule = "excludes test-files: cutting would mix training and test records"
+                    raise InvalidInput("[data.partition]", "(a table)", rule, "drop one of the two")
                 apart = load_own_train_test(files, test_files, own, held)
                 return apart.train, apart.test, (*steps, stability.SEPARATE_TEST_FILES)
             silos = load_own_silos(files, own, held)
@@ -466,10 +474,6 @@ def _train_test(
         return silos, None, steps
     parts = split_silos(silos, plan.seed, plan.test_fraction, by)
     return parts.train, parts.test, (*steps, _of_split(plan, by))
-
-
-def _of_silo_column(schema: Schema) -> Stability:
-    return stability.SILOS_READ_OFF if schema.silo_names is None else stability.SILOS_DECLARED
 
 
 def _of_split(plan: DataPlan, by: RecordHash | None) -> Stability:
@@ -508,12 +512,6 @@ def _identities(files: tuple[Path, ...]) -> set[object]:
     return found
 
 
-def _attribute_files(plan: DataPlan, own: OwnFormat) -> AttributeFiles | None:
-    if not isinstance(plan.attributes, AttributesInFiles):
-        return None
-    return read_attribute_files(plan.attributes.files, plan.attributes.record, own.schema, own.layouts)
-
-
 def _separate_attributes(plan: DataPlan, train: Silos, central: bool) -> HeldApart:
     if central:
         raise _one_party_holds_everything()
@@ -542,16 +540,6 @@ def _cut(whole: Dataset, plan: DataPlan, by: RecordHash | None) -> tuple[Silos, 
             return cut_into_silos(whole, partition, plan.seed, by), (stability_of(partition, by),)
 
 
-def _refuse_cutting(plan: DataPlan) -> None:
-    if plan.partition is not None:
-        raise InvalidInput(
-            "[data.partition]",
-            "(a table)",
-            "excludes test-files: cutting would mix training and test records",
-            "drop one of the two",
-        )
-
-
 def _by_user(loaded: TrainingData, kind: PoissonUsers | UsersOfColumn, seed: int) -> TrainingData:
     """All training records as one party whose units are users; a declared number of them is a public bound."""
     records, at_least = loaded.parties.pooled(), loaded.at_least
@@ -569,10 +557,6 @@ def _by_user(loaded: TrainingData, kind: PoissonUsers | UsersOfColumn, seed: int
         users, steps = replace(users, copies=kind.copies), (*steps, stability.USERS_COPIED)
         at_least = at_least * kind.copies if isinstance(at_least, int) else at_least
     return replace(loaded, parties=party, users=users, at_least=at_least, steps=steps)
-
-
-def _owners(users: UserRecords) -> Integers:
-    return np.repeat(np.arange(len(users.offsets) - 1, dtype=np.int64), users.records_per_user)
 
 
 def silo_tensors(

@@ -13,7 +13,7 @@ are just that, and P_k cancels. So only the cells' overall shares are needed, ne
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, assert_never
 
@@ -186,13 +186,13 @@ def mmd_squared_v(x: NDArray[Any], y: NDArray[Any], kernel: Kernel) -> float:
     return _mean(x, x, kernel) + _mean(y, y, kernel) - 2 * _mean(x, y, kernel)
 
 
-def witness_derivative(z: NDArray[Any], x: NDArray[Any], y: NDArray[Any], kernel: Kernel) -> NDArray[np.float64]:
+def witness_derivative(z: NDArray[Any], x: NDArray[Any], y: NDArray[Any], kernel: Kernel) -> Floats:
     """The derivative of the witness by z: all that a client's gradient of the fairness term needs."""
     z, x, y = _sample("z", z), _sample("x", x), _sample("y", y)
     return _row_means(z, x, kernel.derivative) - _row_means(z, y, kernel.derivative)
 
 
-def _sample(argument: str, values: NDArray[Any]) -> NDArray[np.float64]:
+def _sample(argument: str, values: NDArray[Any]) -> Floats:
     sample = np.asarray(values, dtype=np.float64)
     if sample.ndim != 1 or not len(sample) or not np.isfinite(sample).all():
         raise InvalidInput(
@@ -201,13 +201,13 @@ def _sample(argument: str, values: NDArray[Any]) -> NDArray[np.float64]:
     return sample
 
 
-def _row_means(x: NDArray[np.float64], y: NDArray[np.float64], function: Any) -> NDArray[np.float64]:
+def _row_means(x: Floats, y: Floats, function: Callable[[AnyFloats], AnyFloats]) -> Floats:
     rows = max(1, _BLOCK // len(y))
     parts = [function(x[i : i + rows, np.newaxis] - y).mean(axis=1) for i in range(0, len(x), rows)]
     return np.concatenate(parts)
 
 
-def _mean(x: NDArray[np.float64], y: NDArray[np.float64], kernel: Kernel) -> float:
+def _mean(x: Floats, y: Floats, kernel: Kernel) -> float:
     return float(_row_means(x, y, kernel.values).mean())
 
 

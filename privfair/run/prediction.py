@@ -15,9 +15,8 @@ import torch
 from pydantic import BaseModel, Field, ValidationError
 
 from calibrate.errors import InvalidInput, Refused
-from privfair.data.encode import Standardisation
+from privfair.data.encode import Standardisation, encode_features
 from privfair.data.infer import FileLayout, recognise
-from privfair.data.own_files import load_own_features
 from privfair.data.read import RawTable, read_table
 from privfair.data.schema import schema_from_json
 from privfair.plan.model import build_model
@@ -121,7 +120,7 @@ def predict(
     else:
         layout = recognise(Path(input), expected)
         table = read_table(Path(input), layout.delimiter, layout.decimal)
-    features = load_own_features(table, schema_from_json(encoding.schema_))
+    features = encode_features(table, schema_from_json(encoding.schema_), predicting=True)
     if encoding.standardisation is not None:
         features = encoding.standardisation.apply(features)
     classes = encoding.class_names

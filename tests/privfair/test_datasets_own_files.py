@@ -14,9 +14,10 @@ from calibrate.errors import InvalidInput, UnsupportedCombination
 from calibrate.privacy_unit import PrivacyUnit, Relation
 from privfair.cli.output import progress_bar
 from privfair.data import read
-from privfair.data.own_files import load_own_features, load_own_silo, load_own_silos, load_own_train_test
+from privfair.data.encode import encode_features
+from privfair.data.own_files import load_own_silo, load_own_silos, load_own_train_test
 from privfair.data.partition import cut_into_silos, users_by_column
-from privfair.data.read import BadData
+from privfair.data.read import BadData, read_table
 from privfair.data.schema_toml import OwnFormat, parse_schema
 from privfair.plan.data import ByColumn, Heterogeneous
 
@@ -278,10 +279,10 @@ def test_features_to_predict_need_no_class_and_no_group(tmp_path: Path, own: Own
     data = load_own_silos([_file(tmp_path, GOOD)], own)[0].data
     assert data.schema is not None
     blind = "\n".join(",".join(line.split(",")[:2]) for line in GOOD.splitlines())
-    features = load_own_features(_file(tmp_path, blind, "new.csv"), data.schema)
+    features = encode_features(read_table(_file(tmp_path, blind, "new.csv")), data.schema, predicting=True)
     np.testing.assert_array_equal(features, data.features)
     with pytest.raises(BadData, match=r"column 'job': is missing"):
-        load_own_features(_file(tmp_path, "age\n3\n", "new.csv"), data.schema)
+        encode_features(read_table(_file(tmp_path, "age\n3\n", "new.csv")), data.schema, predicting=True)
 
 
 def test_dots_in_a_file_name_belong_to_the_silo(tmp_path: Path, own: OwnFormat) -> None:

@@ -44,7 +44,7 @@ def test_known_values() -> None:
 
 def test_paid_scaling_needs_a_receipt() -> None:
     with pytest.raises(InvalidInput, match="must name the charge"):
-        PaidScaling(0, 1, " ")
+        PaidScaling(0, 1, receipt=" ")
 
 
 _ATTRIBUTE = PrivacyUnit.of(Relation.REPLACE_ATTRIBUTE)

@@ -41,7 +41,7 @@ def test_every_kind_of_scaling() -> None:
     assert _numeric('bounds = [0, 9]\ntransform = "signed-log"') == PublicBounds(0, 9, Transform.SIGNED_LOG)
     assert _numeric("mean = 1\nscale = 2") == PublicMeanScale(1, 2)
     assert _numeric("mean = 1\nscale = 2\nreach = 3") == PublicMeanScale(1, 2, reach=3)
-    assert _numeric('mean = 1\nscale = 2\nreceipt = "charge-7"') == PaidScaling(1, 2, "charge-7")
+    assert _numeric('mean = 1\nscale = 2\nreceipt = "charge-7"') == PaidScaling(1, 2, receipt="charge-7")
     assert _numeric('scaling = "unscaled"') == Unscaled()
     assert _numeric('scaling = "non-private-standardisation"') == NonPrivateStandardisation()
 
@@ -162,7 +162,7 @@ def _schema(**changes: object) -> Schema:
         {"numeric": (NumericColumn("x", PublicBounds(0, 2)),)},
         {"numeric": (NumericColumn("x", PublicBounds(0, 1, Transform.SIGNED_LOG)),)},
         {"numeric": (NumericColumn("x", PublicMeanScale(0, 1)),)},
-        {"numeric": (NumericColumn("x", PaidScaling(0, 1, "charge-1")),)},
+        {"numeric": (NumericColumn("x", PaidScaling(0, 1, receipt="charge-1")),)},
         {"numeric": (NumericColumn("z", PublicBounds(0, 1)),)},
         {"categorical": (CodedColumn("c", ("u", "v", "w")),)},
         {"categorical": (CodedColumn("c", ("u", "v"), (("w", "v"),)),)},
@@ -177,7 +177,7 @@ def test_the_digest_changes_with_the_meaning(change: dict[str, object]) -> None:
     [
         PublicBounds(0, 3, Transform.SIGNED_LOG),
         PublicMeanScale(1, 2, reach=4),
-        PaidScaling(1, 2, "charge-1", Transform.SIGNED_LOG, 3),
+        PaidScaling(1, 2, Transform.SIGNED_LOG, 3, receipt="charge-1"),
         NonPrivateStandardisation(Transform.SIGNED_LOG),
         Unscaled(),
     ],

@@ -13,9 +13,10 @@ from calibrate.errors import InvalidInput
 from privfair.api.frames import toml_text
 from privfair.cli.start import _keep
 from privfair.data import stability
+from privfair.data.encode import encode_features
 from privfair.data.infer import ColumnRole, FileLayout, look_at, recognise, schema_text
-from privfair.data.own_files import load_own_features, load_own_silo, load_own_silos
-from privfair.data.read import BadData
+from privfair.data.own_files import load_own_silo, load_own_silos
+from privfair.data.read import BadData, read_table
 from privfair.data.schema import schema_from_json
 from privfair.data.schema_toml import check_schema, parse_schema
 from privfair.data.training_data import load_training_data
@@ -90,7 +91,7 @@ def test_filling_in_has_a_stability_claim_for_every_unit(folder: Path) -> None:
 def test_a_category_seen_only_at_prediction_is_answered_by_its_rule(folder: Path) -> None:
     own = parse_schema(SCHEMA)
     (folder / "new.csv").write_text("age;weight;job;ward\n30;60;pilot;moon\n40;60;;b\n", encoding="utf-8")
-    found = load_own_features(folder / "new.csv", own.schema, ";", ",")
+    found = encode_features(read_table(folder / "new.csv", ";", ","), own.schema, predicting=True)
     np.testing.assert_allclose(found[:, 2:6], [[1, 0, 0, 0], [1, 0, 0, 1]])
     (folder / "one.csv").write_text(ROWS.replace("80;100;nurse", "80;100;pilot"), encoding="utf-8")
     with pytest.raises(BadData, match="is not in the schema's list"):
@@ -98,7 +99,7 @@ def test_a_category_seen_only_at_prediction_is_answered_by_its_rule(folder: Path
     strict = parse_schema(SCHEMA.replace('unseen = "clerk"\n', ""))
     (folder / "new.csv").write_text("age;weight;job;ward\n30;60;pilot;b\n", encoding="utf-8")
     with pytest.raises(BadData, match="in the schema answers it"):
-        load_own_features(folder / "new.csv", strict.schema, ";", ",")
+        encode_features(read_table(folder / "new.csv", ";", ","), strict.schema, predicting=True)
 
 
 @pytest.mark.parametrize(
