@@ -238,22 +238,22 @@ def _status_json(location: str, found: LedgerStatus) -> dict[str, object]:
         "budgets": [asdict(budget) | {"left": budget.left} for budget in found.budgets],
         "manifests": [
             {
-                "manifest": one.manifest_digest,
+                "manifest": one.claim.manifest,
                 "state": one.state.value,
-                "rounds_signed": one.rounds,
+                "rounds_signed": one.claim.rounds,
                 "rounds_charged": one.charged,
                 "rounds_released": one.released_rounds,
-                "epsilon": one.epsilon,
-                "delta": one.delta,
-                "unit": one.unit,
-                "dataset": one.dataset,
-                "purpose": one.purpose,
-                "signers": list(one.signers),
-                "claimed_at": one.claimed_at,
-                "valid_until": one.valid_until,
-                "claimant": one.claimant,
+                "epsilon": one.claim.epsilon,
+                "delta": one.claim.delta,
+                "unit": one.claim.unit,
+                "dataset": one.claim.dataset,
+                "purpose": one.claim.purpose,
+                "signers": list(one.claim.signers),
+                "claimed_at": one.claim.at,
+                "valid_until": one.claim.valid_until,
+                "claimant": one.claim.claimant,
                 "abandoned": one.abandoned,
-                "bound": one.bound,
+                "bound": bool(one.claim.ledgers),
                 "dataset_declared": one.dataset_declared,
             }
             for one in found.manifests
@@ -285,16 +285,17 @@ def _spent_text(budget: DataBudgetStatus) -> str:
 
 def _manifest_text(one: ManifestStatus) -> str:
 
-    promise = "no privacy promised" if one.epsilon is None else f"epsilon {one.epsilon:g}, delta {one.delta:g}"
+    claim = one.claim
+    promise = "no privacy promised" if claim.epsilon is None else f"epsilon {claim.epsilon:g}, delta {claim.delta:g}"
     lines = [
-        f"\nmanifest {one.manifest_digest[:12]}: {one.state.value}, claimed {one.claimed_at}",
-        f"  {promise} for {unit_in_words(one.unit)}",
-        f"  {one.charged} of {one.rounds} rounds charged, {one.released_rounds} released; data set {one.dataset}",
-        f"  purpose: {one.purpose or 'not said'}; signed by {', '.join(one.signers) or 'nobody known'}",
+        f"\nmanifest {claim.manifest[:12]}: {one.state.value}, claimed {claim.at}",
+        f"  {promise} for {unit_in_words(claim.unit)}",
+        f"  {one.charged} of {claim.rounds} rounds charged, {one.released_rounds} released; data set {claim.dataset}",
+        f"  purpose: {claim.purpose or 'not said'}; signed by {', '.join(claim.signers) or 'nobody known'}",
     ]
     if one.abandoned is not None:
         lines.append(f"  abandoned: {one.abandoned}")
-    if not one.bound:
+    if not claim.ledgers:
         lines.append("  signed for no ledger in particular: another ledger would take it too (`ledger witness` tells)")
     if not one.dataset_declared:
         lines.append("  its data set was not declared: with another size it counts as another data set")
@@ -418,17 +419,17 @@ def restore(backup: Path, location: str, anchor: Path | None, as_json: bool) -> 
 def abandon(location: str, anchor: Path | None, manifest: str, why: str, as_json: bool) -> None:
     """Give a run up: it can't be resumed, and the rounds it charged stay spent."""
     with Ledger.open(location, anchor) as ledger:
-        known = [one.manifest_digest for one in ledger.status().manifests]
-        meant = [digest for digest in known if manifest and digest.startswith(manifest)]
+        meant = [one for one in ledger.status().manifests if manifest and one.claim.manifest.startswith(manifest)]
         if len(meant) != 1:
             raise InvalidInput(
                 "--manifest", manifest, f"fits {len(meant)} claims", "give the digest that `ledger status` shows"
             )
-        found = ledger.abandon(meant[0], why)
+        found = ledger.abandon(meant[0].claim.manifest, why)
+    digest, signed = found.claim.manifest, found.claim.rounds
     if as_json:
-        print_json({"manifest": meant[0], "rounds_charged": found.charged, "state": found.state.value})
+        print_json({"manifest": digest, "rounds_charged": found.charged, "state": found.state.value})
     else:
-        click.echo(f"manifest {meant[0][:12]} is abandoned; {found.charged} of its {found.rounds} rounds stay spent")
+        click.echo(f"manifest {digest[:12]} is abandoned; {found.charged} of its {signed} rounds stay spent")
 
 
 @ledger_command.group("budget", cls=Subcommands, short_help="cap what all claims on a data set may promise together")

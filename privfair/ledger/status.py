@@ -10,7 +10,7 @@ from calibrate.compose import ODOMETER_DELTA, BudgetFilter, Spent, exact, odomet
 from calibrate.manifest.show import describe_unit
 from calibrate.privacy_unit import PrivacyUnit
 from privfair.ledger.book import Account, Book, basic_total
-from privfair.ledger.entries import UNIT_OF_TEXT, Closed, Head, unit_text
+from privfair.ledger.entries import UNIT_OF_TEXT, Claimed, Closed, Head, unit_text
 from privfair.ledger.journal import AnchorState
 from privfair.ledger.terms import undeclared_dataset
 
@@ -26,35 +26,22 @@ class ClaimState(Enum):
 
 @dataclass(frozen=True)
 class ManifestStatus:
-    """One claimed manifest. Rounds charged are spent, whether released or lost in a crash."""
+    """One claimed manifest: the claim, and what became of it. Rounds charged are spent, released or lost in a crash."""
 
-    manifest_digest: str
+    claim: Claimed
+    claim_hash: str
     state: ClaimState
-    rounds: int
     charged: int
     released_rounds: int
     releases: int
-    epsilon: float | None
-    delta: float
-    unit: str
-    dataset: str
-    data_digest: str
-    purpose: str
-    signers: tuple[str, ...]
-    valid_until: str
-    claimant: str
-    claimed_at: str
-    claim_hash: str
     session: int
     transcript_digest: str | None
     abandoned: str | None
-    bound: bool
-    """Whether it was signed for certain ledgers; otherwise every other ledger would take it too."""
 
     @property
     def dataset_declared(self) -> bool:
         """False where the data set goes by the digest of names and sizes, because nobody declared an identity."""
-        return self.dataset != undeclared_dataset(self.data_digest)
+        return self.claim.dataset != undeclared_dataset(self.claim.data)
 
 
 @dataclass(frozen=True)
@@ -123,7 +110,6 @@ def describe(location: str, book: Book, anchor: AnchorState) -> LedgerStatus:
 
 def describe_manifest(account: Account) -> ManifestStatus:
     """One claimed manifest as people read it, from its account in the book."""
-    claim = account.claim
     closed = account.closed if isinstance(account.closed, Closed) else None
     if closed is not None and closed.abandoned is not None:
         state = ClaimState.ABANDONED
@@ -134,27 +120,15 @@ def describe_manifest(account: Account) -> ManifestStatus:
     else:
         state = ClaimState.OPEN
     return ManifestStatus(
-        manifest_digest=claim.manifest,
+        claim=account.claim,
+        claim_hash=account.head.hash,
         state=state,
-        rounds=claim.rounds,
         charged=account.charged,
         released_rounds=len(account.released_rounds),
         releases=account.releases,
-        epsilon=claim.epsilon,
-        delta=claim.delta,
-        unit=claim.unit,
-        dataset=claim.dataset,
-        data_digest=claim.data,
-        purpose=claim.purpose,
-        signers=claim.signers,
-        valid_until=claim.valid_until,
-        claimant=claim.claimant,
-        claimed_at=claim.at,
-        claim_hash=account.head.hash,
         session=account.session,
         transcript_digest=closed.transcript if closed else None,
         abandoned=closed.abandoned if closed else None,
-        bound=bool(claim.ledgers),
     )
 
 

@@ -142,14 +142,14 @@ def test_a_budget_trained_under_twice_is_seen_by_who_compares_logs(desk: Desk, t
         claimed = first.status().manifests[0]
         ledger.claim(
             ManifestTerms(
-                manifest_digest=claimed.manifest_digest,
+                manifest_digest=claimed.claim.manifest,
                 nonce=first.receipts()[0].nonce,
                 envelope_digest="e" * 64,
                 rounds=1,
                 epsilon=1.0,
                 delta=1e-5,
-                dataset=claimed.dataset,
-                data_digest=claimed.data_digest,
+                dataset=claimed.claim.dataset,
+                data_digest=claimed.claim.data,
                 valid_until=datetime.now(UTC) + timedelta(days=1),
                 unit=PrivacyUnit.of(Relation.REPLACE_ONE),
             )

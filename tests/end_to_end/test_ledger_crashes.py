@@ -138,7 +138,7 @@ def check_charged(folder: Path) -> None:
     """Everything the observer has was charged, and no manifest gave more than was signed."""
     with Ledger.open(folder / "ledger.db", access=LedgerAccess.READ) as ledger:
         ledger.verify()
-        charged = {status.manifest_digest: status.charged for status in ledger.status().manifests}
+        charged = {status.claim.manifest: status.charged for status in ledger.status().manifests}
     assert all(count <= ROUNDS for count in charged.values())
     for number, round_number, _ in observed(folder):
         assert round_number < charged.get(terms(number).manifest_digest, 0), "released without a charge"

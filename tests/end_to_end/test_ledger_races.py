@@ -164,7 +164,7 @@ def test_one_of_eight_trainers_wins_a_manifest(place: Place) -> None:
     assert results.count("lost") == PROCESSES - 1
     with place.open(LedgerAccess.READ) as ledger:
         (status,) = ledger.status().manifests
-        assert status.claimant in results
+        assert status.claim.claimant in results
 
 
 def test_of_eight_processes_that_make_the_ledger_at_once_one_does(place: Place) -> None:

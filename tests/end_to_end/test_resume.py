@@ -93,7 +93,7 @@ def spent_once(desk: Desk) -> Transcript:
         (status,) = ledger.status().manifests
     assert len(set(transcript.keys)) == len(transcript.keys)
     assert not agreement.unrecorded
-    assert status.charged <= status.rounds
+    assert status.charged <= status.claim.rounds
     assert status.releases == len(transcript.keys)
     assert transcript.ending is Ending.CLOSED
     return transcript

@@ -107,7 +107,7 @@ def test_a_key_revoked_in_the_middle_stops_the_run_at_the_next_block_and_its_rou
         run(desk, manifest, "run", progress=revoke)
     with Ledger.open(desk.ledger) as ledger:
         (spent,) = ledger.status().manifests
-        assert (spent.charged, spent.released_rounds, spent.rounds) == (2, 2, 6)
+        assert (spent.charged, spent.released_rounds, spent.claim.rounds) == (2, 2, 6)
     with pytest.raises(ManifestRefused, match="revoked"):
         run(desk, manifest, "run", resume=True)
     second = second_officer(desk)

@@ -61,7 +61,7 @@ def test_the_page_says_that_a_budget_is_not_bound_and_which_data_it_is_for(desk:
 def test_the_declared_identity_is_what_the_ledger_calls_the_data(desk: Desk) -> None:
     desk.train(signed(desk))
     with Ledger.open(desk.ledger) as ledger:
-        assert [one.dataset for one in ledger.status().manifests] == ["North Bank/loans/2026"]
+        assert [one.claim.dataset for one in ledger.status().manifests] == ["North Bank/loans/2026"]
 
 
 def test_a_slash_in_a_name_cannot_make_two_data_sets_one(desk: Desk) -> None:

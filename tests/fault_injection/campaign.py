@@ -201,7 +201,7 @@ def _wrong_end(trial: Trial) -> list[str]:
         values = [(key.party, key.name) for key in transcript.keys if key.round in rounds]
         if len(set(values)) != len(values):
             wrong.append(f"a value of step {step} was published twice")
-    if left and status.charged < status.rounds:
+    if left and status.charged < status.claim.rounds:
         wrong.append("the last step was not finished, though rounds were left")
     last = last_position(run.algorithm, transcript, sessions)
     if last is None:  # only digests of the last step are kept: allowed where faults took the signed rounds after it

@@ -201,11 +201,11 @@ class LedgerMachine(RuleBasedStateMachine):
     def the_status_is_the_model(self) -> None:
         if not hasattr(self, "ledger"):
             return
-        found = {status.manifest_digest: status for status in self.ledger.status().manifests}
+        found = {status.claim.manifest: status for status in self.ledger.status().manifests}
         assert found.keys() == {digest(name) for name in self.models}
         for name, model in self.models.items():
             status = found[digest(name)]
-            assert status.charged == len(model.owner) <= model.rounds == status.rounds
+            assert status.charged == len(model.owner) <= model.rounds == status.claim.rounds
             assert status.releases == len(model.written)
             assert status.released_rounds == len({key[0] for key in model.written})
             assert (status.state is ClaimState.CLOSED) == model.closed

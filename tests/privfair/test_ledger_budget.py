@@ -176,7 +176,7 @@ def test_a_ledger_may_refuse_what_was_signed_for_none(tmp_path: Path) -> None:
         with pytest.raises(WrongLedger, match="signed for no ledger in particular"):
             strict.claim(terms())
         strict.claim(terms(ledgers=(strict.identity,)))
-        assert strict.status().manifests[0].bound
+        assert strict.status().manifests[0].claim.ledgers
         strict.verify()
 
 
@@ -184,7 +184,7 @@ def test_status_tells_what_was_left_undeclared(ledger: Ledger) -> None:
     ledger.claim(terms("no name", dataset=undeclared_dataset(DATA)))
     ledger.claim(terms("named"))
     first, second = ledger.status().manifests
-    assert (first.bound, first.dataset_declared, second.dataset_declared) == (False, False, True)
+    assert (first.claim.ledgers, first.dataset_declared, second.dataset_declared) == ((), False, True)
 
 
 def test_opening_makes_no_ledger(tmp_path: Path) -> None:

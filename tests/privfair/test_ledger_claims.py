@@ -79,9 +79,9 @@ def test_a_run_from_claim_to_close_is_all_in_the_status(ledger: Ledger) -> None:
     claim.close(transcript_digest=BYTES)
 
     (status,) = ledger.status().manifests
-    assert (status.rounds, status.charged, status.released_rounds, status.releases) == (10, 10, 9, 18)
-    assert (status.epsilon, status.delta, status.state) == (1.0, 1e-5, ClaimState.CLOSED)
-    assert (status.claimant, status.claim_hash) == ("trainer of ward 3", claim.head.hash)
+    assert (status.claim.rounds, status.charged, status.released_rounds, status.releases) == (10, 10, 9, 18)
+    assert (status.claim.epsilon, status.claim.delta, status.state) == (1.0, 1e-5, ClaimState.CLOSED)
+    assert (status.claim.claimant, status.claim_hash) == ("trainer of ward 3", claim.head.hash)
     assert status.transcript_digest == BYTES
     assert ledger.releases(claim.manifest)[:2] == (Release(0, "a", "weights", BYTES), Release(0, "b", "weights", BYTES))
 

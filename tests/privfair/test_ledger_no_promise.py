@@ -39,7 +39,7 @@ def test_it_is_claimed_charged_and_shown_without_an_epsilon(tmp_path: Path) -> N
         assert claim.charge(5) == range(5)
     with open_ledger(tmp_path / "ledger.db") as again:
         (shown,) = again.status().manifests
-        assert shown.epsilon is None
+        assert shown.claim.epsilon is None
         assert shown.charged == 5
 
 

@@ -74,7 +74,7 @@ def test_the_best_try_is_shown_and_nothing_of_the_others(desk: Desk, monkeypatch
     with Ledger.open(desk.ledger) as ledger:
         (claimed,) = ledger.status().manifests
         assert (claimed.charged, claimed.releases, claimed.session) == (ROUNDS, 0, 1)
-        assert claimed.epsilon == read_unverified(manifest.read_bytes()).document.guarantee.epsilon  # type: ignore[union-attr]
+        assert claimed.claim.epsilon == read_unverified(manifest.read_bytes()).document.guarantee.epsilon  # type: ignore[union-attr]
     with pytest.raises(AlreadyClaimed):
         desk.train(manifest, "again")
     with pytest.raises(Refused, match="does not go on"):

@@ -49,16 +49,15 @@ def open_books(location: str) -> Books:
 def _account(status: LedgerStatus, budget: DataBudgetStatus) -> AccountHistory:
     unit, total = UNIT_OF_TEXT[budget.unit], Fraction(0)
     claims, spent = [], []
-    for claim in sorted(status.manifests, key=lambda one: one.claimed_at):
+    for one in sorted(status.manifests, key=lambda one: one.claim.at):
+        claim = one.claim
         if claim.dataset != budget.dataset:
             continue
-        cost = None
-        if claim.epsilon is not None:
-            cost = cost_for(claim.epsilon, claim.delta, UNIT_OF_TEXT[claim.unit], unit)
-        claims.append(claim)
+        claims.append(one)
+        cost = None if claim.epsilon is None else cost_for(claim.epsilon, claim.delta, UNIT_OF_TEXT[claim.unit], unit)
         if cost is not None:
             total += cost.epsilon
-            spent.append((claim.claimed_at, rounded_up(total)))
+            spent.append((claim.at, rounded_up(total)))
     bounded = budget.claimed_epsilon is not None
     return AccountHistory(budget, tuple(claims), tuple(spent), _curve(budget, spent) if spent and bounded else None)
 
@@ -102,12 +101,12 @@ def _warnings(status: LedgerStatus, accounts: tuple[AccountHistory, ...]) -> Ite
         elif budget.left is not None and budget.left <= _NEARLY * budget.epsilon:
             yield f"{name}: {budget.left:g} of {budget.epsilon:g} is left."
     now = datetime.now(UTC)
-    for claim in status.manifests:
-        short = claim.manifest_digest[:12]
-        if claim.state is ClaimState.OPEN and _moment(claim.valid_until) < now:
+    for one in status.manifests:
+        short = one.claim.manifest[:12]
+        if one.state is ClaimState.OPEN and _moment(one.claim.valid_until) < now:
             yield f"Manifest {short} is still open after its validity ended: close its run, or abandon it."
-        if claim.charged > claim.released_rounds and claim.state is not ClaimState.OPEN:
-            lost = claim.charged - claim.released_rounds
+        if one.charged > one.released_rounds and one.state is not ClaimState.OPEN:
+            lost = one.charged - one.released_rounds
             yield f"Manifest {short}: {lost} charged rounds were never released; they stay spent."
-        if not claim.signers:
+        if not one.claim.signers:
             yield f"Manifest {short} was claimed without a known signer."
