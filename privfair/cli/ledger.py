@@ -424,12 +424,13 @@ def abandon(location: str, anchor: Path | None, manifest: str, why: str, as_json
             raise InvalidInput(
                 "--manifest", manifest, f"fits {len(meant)} claims", "give the digest that `ledger status` shows"
             )
-        found = ledger.abandon(meant[0].claim.manifest, why)
-    digest, signed = found.claim.manifest, found.claim.rounds
+        found = ledger.abandon(digest := meant[0].claim.manifest, why)
     if as_json:
         print_json({"manifest": digest, "rounds_charged": found.charged, "state": found.state.value})
     else:
-        click.echo(f"manifest {digest[:12]} is abandoned; {found.charged} of its {signed} rounds stay spent")
+        click.echo(
+            f"manifest {digest[:12]} is abandoned; {found.charged} of its {found.claim.rounds} rounds stay spent"
+        )
 
 
 @ledger_command.group("budget", cls=Subcommands, short_help="cap what all claims on a data set may promise together")

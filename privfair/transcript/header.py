@@ -35,7 +35,7 @@ class TranscriptRefused(Refused):
 def refused(
     subject: str | Path, rule: str, remedy: str = "put an untouched copy of the transcript back"
 ) -> TranscriptRefused:
-    """The refusal of a transcript, which an untouched copy mends unless another remedy is given."""
+    """The refusal of a transcript; the remedy is an untouched copy unless another one is given."""
     return TranscriptRefused(str(subject), rule, remedy)
 
 
