@@ -424,13 +424,11 @@ def abandon(location: str, anchor: Path | None, manifest: str, why: str, as_json
             raise InvalidInput(
                 "--manifest", manifest, f"fits {len(meant)} claims", "give the digest that `ledger status` shows"
             )
-        found = ledger.abandon(digest := meant[0].claim.manifest, why)
+        end = ledger.abandon(digest := meant[0].claim.manifest, why)
     if as_json:
-        print_json({"manifest": digest, "rounds_charged": found.charged, "state": found.state.value})
+        print_json({"manifest": digest, "rounds_charged": end.charged, "state": end.state.value})
     else:
-        click.echo(
-            f"manifest {digest[:12]} is abandoned; {found.charged} of its {found.claim.rounds} rounds stay spent"
-        )
+        click.echo(f"manifest {digest[:12]} is abandoned; {end.charged} of its {end.claim.rounds} rounds stay spent")
 
 
 @ledger_command.group("budget", cls=Subcommands, short_help="cap what all claims on a data set may promise together")
