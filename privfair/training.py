@@ -28,7 +28,7 @@ from privfair.federation.sockets import SocketTransport
 from privfair.federation.wire import Transport
 from privfair.ledger import Ledger
 from privfair.models.model import Model
-from privfair.run.federated import Measure, train_over
+from privfair.run.federated import train_over
 from privfair.run.folder import RunFolder, load_theta
 from privfair.run.metrics import (
     AS_IT_IS,
@@ -41,7 +41,7 @@ from privfair.run.metrics import (
     measure_thresholds,
 )
 from privfair.run.prepare import PreparedRun, prepare_run
-from privfair.run.public import Progress, PublicRun, read_signed_plan
+from privfair.run.public import Measure, Progress, PublicRun, read_signed_plan
 from privfair.run.record import RunRecord
 from privfair.run.search import BestTry, run_search
 from privfair.run.session import RunSession
@@ -246,8 +246,8 @@ def execute(
             decision = _decide(prepared, folder, threshold)
         except OSError as error:
             raise RunStopped(
-                f"the run in {folder.path} stopped after step {session.step}: {error}; fix that, then go on with "
-                "the same command and --resume"
+                f"the run in {folder.path} stopped after step {session.measuring.step}: {error}; fix that, then go on "
+                "with the same command and --resume"
             ) from error
         finally:
             session.close()

@@ -128,18 +128,18 @@ class RunEvidence(Run):
         plan_path = plan_path or folder.plan
         data = load_data(plan, document, sites)
         model, algorithm = build(plan, data.facts, signed_parameters(document), document.data, document)
-        return cls(
+        return cls.planned(
+            plan,
+            document,
+            algorithm,
+            data,
             folder=folder,
             plan_path=plan_path,
             envelope=found.envelope,
-            document=document,
             manifest_digest=found.manifest_digest,
             authentic=found.authentic,
-            plan=plan,
-            data=data,
             facts=data.facts,
             model=model,
-            algorithm=algorithm,
             silos=data.tensors(plan.model.dtype),
             transcript=Transcript.read(folder.transcript),
             sessions=read_sessions(folder.sessions),

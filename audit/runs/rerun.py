@@ -1,6 +1,6 @@
 """The one harness that runs the production engine again for an audit: coins, rehearsals and canaries.
 
-Nothing of the engine is copied: verified manifest, ledger claim, parties, gate, noise, transcript and `run_steps` are
+Nothing of the engine is copied: verified manifest, ledger claim, parties, gate, noise, transcript and `train_until` are
 those that trained. Left out is what does not touch a published value: metrics, checkpoints, the saved model. Each rerun
 claims a manifest of the auditor's own (same document, new nonce, the auditor's key) in a ledger of the auditor's own,
 so that nobody's budget is touched.
@@ -8,10 +8,8 @@ so that nobody's budget is touched.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -30,8 +28,7 @@ from calibrate.sampling import Sampling
 from privfair.algorithms.algorithm import Algorithm, Message, SiloTensors
 from privfair.batches.record import BatchRecord
 from privfair.contribution import BoundedContribution, Published
-from privfair.federation.coordinator import Position, run_steps
-from privfair.federation.local_party import RoundObserver
+from privfair.federation.coordinator import Position, RunObserver, train_until
 from privfair.gate import Gate
 from privfair.ledger import Ledger
 from privfair.models.model import Model
@@ -56,13 +53,13 @@ class Sending:
 
 
 @dataclass(eq=False)
-class RunWatch(RoundObserver):
+class RunWatch(RunObserver):
     """Notes every state a step began with and every message, on both sides of the gate."""
 
     states: list[Any] = field(default_factory=list)
     sendings: dict[tuple[int, str], Sending] = field(default_factory=dict)
 
-    def on_message(self, step: int, state: Any, party: str, batch: Tensor, message: Message) -> None:
+    def on_message(self, step: int, state: Any, party: str, batch: Any, message: Message) -> None:
         if step == len(self.states):
             self.states.append(state)
         sending = self.sendings.setdefault((step, party), Sending(step, party, batch.clone()))
@@ -107,7 +104,7 @@ def rerun(
     sizes: Mapping[str, int] | None = None,
     updates: int | None = None,
     block: int | None = None,
-    observer: RoundObserver | None = None,
+    observer: RunObserver | None = None,
     visits: Sequence[RoundEvidence] | None = None,
     envelope: bytes | None = None,
 ) -> Rerun:
@@ -120,14 +117,14 @@ def rerun(
     """
     data = run.document.data if sizes is None else DataBinding.of(run.document.data.schema_digest, sizes.items())
     prepared = _under_auditor(run, auditor, run.document.model_copy(update={"data": data}), envelope)
-    setup = replace(prepared.setup, seed=seed, block=block or prepared.setup.block, strict=True)
+    setup = replace(prepared, seed=seed, block=block or prepared.block, strict=True)
     start = Position(run.algorithm.start())
     with TemporaryDirectory(prefix="privfair-audit-", dir=in_memory()) as place:
         with OpenRun.apart(prepared.manifest, Path(place)) as spending:
             folder, claim, local = spending.folder, spending.claim, spending.parties(setup, observer=observer)
             if visits is None:
                 until = prepared.updates if updates is None else min(updates, prepared.updates)
-                last = deque(chain((start,), run_steps(run.algorithm, local, start, until)), maxlen=1).pop()
+                last = train_until(run.algorithm, local, start, until)
             else:
                 last = start
                 for one in visits:
@@ -268,7 +265,7 @@ def _claim_gate(run: Run, auditor: AuditorsManifest, ledger: Ledger, folder: Run
     folder.path.mkdir()
     spending = OpenRun(prepared.manifest, ledger, folder).begin()
     seed = int(folder.path.name.rpartition("-")[2])
-    return lambda: spending.open_gate(prepared.setup.values, seed=seed, block=document.rounds)
+    return lambda: spending.open_gate(prepared.values, seed=seed, block=document.rounds)
 
 
 def answer_repeatedly(run: Run, auditor: AuditorsManifest, number: int) -> dict[str, list[Answers]]:
@@ -328,7 +325,7 @@ def coin_runs(run: Run, number: int, seed: int, progress: Callable[[int], None] 
     theorems apply to the coins as they stand (docs/theorems/audit-bounds.md).
     """
     random, auditor = np.random.default_rng(seed), AuditorsManifest()
-    holding = [silo for silo in run.silos if run.data.apart is None or silo.name in run.data.apart.sensitive]
+    holding = [silo for silo in run.silos if not run.sensitive or silo.name in run.sensitive]
     for finished in range(1, number + 1):
         noise_seed = int(random.integers(2**31))
         coins = {silo.name: random.integers(0, 2, len(silo)) for silo in holding}

@@ -9,16 +9,16 @@ Without interruptions step and round agree; a crash leaves rounds behind that no
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 from pydantic import JsonValue
 
 from calibrate.arrays import Floats
 from calibrate.errors import Refused
-from privfair.algorithms.algorithm import Algorithm, Received
+from privfair.algorithms.algorithm import Algorithm, Message, Received
 from privfair.contribution import Published
 
 State = TypeVar("State")
@@ -141,6 +141,44 @@ class Position(Generic[State]):
     """The last round with a value in the state; None before the first update."""
     carried: Received = field(default_factory=dict)
     """What an interrupted attempt at the next step already published; parties send it again, never draw it again."""
+
+
+class RunObserver:
+    """Looks on while a run goes its steps, and decides nothing: metrics, checkpoints, progress, an audit's watch."""
+
+    def on_message(self, step: int, state: Any, party: str, batch: object, message: Message) -> None:
+        """Before the gate: the state a party was asked with, its batch, and what it is about to send."""
+
+    def on_published(self, step: int, party: str, values: Mapping[str, Published]) -> None:
+        """After the gate: all values that the party published in this step so far."""
+
+    def on_step(self, position: Position[Any]) -> None:
+        """After the update with what all parties published."""
+
+    def on_end(self, position: Position[Any], stopped: BaseException | None) -> None:
+        """After the last step of this process; `stopped` is what interrupted it."""
+
+
+def train_until(
+    algorithm: Algorithm[State],
+    parties: Parties,
+    position: Position[State],
+    until: int,
+    observers: Sequence[RunObserver] = (),
+) -> Position[State]:
+    """All steps up to `until` updates, or as far as the signed rounds reach, with whoever looks on; where it ended."""
+    reached = position
+    try:
+        for reached in run_steps(algorithm, parties, position, until):
+            for observer in observers:
+                observer.on_step(reached)
+    except (KeyboardInterrupt, Refused) as stopped:
+        for observer in observers:
+            observer.on_end(reached, stopped)
+        raise
+    for observer in observers:
+        observer.on_end(reached, None)
+    return reached
 
 
 def run_steps(

@@ -193,7 +193,7 @@ class Guard:
             self._steps.begin(step, round_number, self._asked)
             self._opened = round_number
 
-        return self._spending.parties(replace(self._run.setup, log=self._log), position, on_round=on_round)
+        return self._spending.parties(replace(self._run, log=self._log), position, on_round=on_round)
 
     def close(self) -> None:
         """Let go of all files; what waits for the ledger is written to it."""

@@ -23,7 +23,6 @@ from torch import Tensor
 from calibrate.errors import GateRefused
 from calibrate.manifest.document import BudgetDocument
 from calibrate.manifest.mechanism import AsPrintedGuarantee, InTheClear, NoPrivacyPromised, PrivateGuarantee
-from calibrate.manifest.verify import VerifiedManifest
 from calibrate.sampling import Batch, Cyclic, Sampling
 from privfair.algorithms.algorithm import Algorithm, Message, Received, SiloTensors
 from privfair.batches.participation import (
@@ -45,6 +44,7 @@ from privfair.federation.coordinator import (
     PublicState,
     Receipt,
     RoundsSpent,
+    RunObserver,
     StepRefused,
     digest_of_values,
     state_digest,
@@ -56,21 +56,11 @@ from privfair.transcript import ValueSpec
 State = TypeVar("State")
 
 
-class RoundObserver:
-    """Looks on while parties work, and decides nothing. An audit overrides what it wants to see."""
-
-    def on_message(self, step: int, state: Any, party: str, batch: Tensor, message: Message) -> None:
-        """Before the gate: the state a party was asked with, its batch, and what it is about to send."""
-
-    def on_published(self, step: int, party: str, values: Mapping[str, Published]) -> None:
-        """After the gate: all values that the party published in this step so far."""
-
-
 @dataclass(frozen=True, eq=False)
 class PartySetup:
-    """What the silos' side of a run is made from."""
+    """What the silos' side of a run is made from; it knows what was signed, and cannot spend it."""
 
-    manifest: VerifiedManifest
+    document: BudgetDocument
     algorithm: Algorithm[Any]
     silos: tuple[SiloTensors, ...]
     sampling: Sampling | None = None
@@ -93,7 +83,7 @@ class PartySetup:
     @property
     def sizes(self) -> dict[str, int]:
         """Units of each party as signed: exactly so many, or a lower bound where units can be added or removed."""
-        return {silo.name: silo.size for silo in self.manifest.document.data.silos}
+        return {silo.name: silo.size for silo in self.document.data.silos}
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -275,7 +265,7 @@ class LocalParty(Generic[State]):
         claim: Claim,
         states: StateReader[State],
         position: Position[State],
-        observer: RoundObserver,
+        observer: RunObserver,
         facts: PublicFacts | None = None,
     ) -> None:
         self._facts = facts
@@ -381,7 +371,7 @@ class LocalParties:
         batches: Path | None = None,
         position: Position[Any] | None = None,
         on_round: Callable[[int, int], None] = lambda step, round_number: None,
-        observer: RoundObserver | None = None,
+        observer: RunObserver | None = None,
         allow_round: Callable[[], None] = lambda: None,
     ) -> LocalParties:
         """The parties behind an open gate, with their batches (recorded where they count as known and a path is given).
@@ -392,10 +382,10 @@ class LocalParties:
         """
         drawn, record = _open_batches(setup, claim, batches)
         first = first_usable_round(claim, gate, drawn, setup.sensitive)
-        step_gate = StepGate(gate, claim, setup.manifest.document, first, on_round, allow_round, setup.updates)
+        step_gate = StepGate(gate, claim, setup.document, first, on_round, allow_round, setup.updates)
         states = StateReader(setup.algorithm)
         here = Position(setup.algorithm.start()) if position is None else position
-        watching = RoundObserver() if observer is None else observer
+        watching = RunObserver() if observer is None else observer
         party = partial(LocalParty, gate=step_gate, claim=claim, states=states, position=here, observer=watching)
         parties = tuple(party(silo, setup.algorithm, drawn[silo.name], facts=setup.facts) for silo in setup.silos)
         return cls(parties, step_gate, record, states, drawn)
@@ -411,7 +401,7 @@ class LocalParties:
 
 
 def open_batches(
-    manifest: VerifiedManifest,
+    manifest: str,
     sampling: Sampling | None,
     units: Mapping[str, int],
     sources: Mapping[str, WordSource],
@@ -421,12 +411,12 @@ def open_batches(
 ) -> tuple[dict[str, Participation], BatchWriter | None]:
     """The batches of parties with so many units each, and the record of them, where they count as known.
 
-    `parties` are all that the record may name; a record that exists at `path` is gone on with. `groups` says for cyclic
-    batches which group each unit belongs to.
+    `manifest` is its digest, `parties` are all that the record may name; a record that exists at `path` is continued.
+    `groups` says for cyclic batches which group each unit belongs to.
     """
     recorded, writer = None, None
     if path is not None and sampling is not None and sampling.batch is Batch.REVEALED:
-        header = BatchHeader(manifest.digest, parties, sampling, next(iter(sources.values())).label)
+        header = BatchHeader(manifest, parties, sampling, next(iter(sources.values())).label)
         recorded = BatchRecord.read(path) if path.exists() else None
         writer = BatchWriter.resume(path, header) if recorded else BatchWriter.create(path, header)
     drawn = {
@@ -440,15 +430,14 @@ def _open_batches(
     setup: PartySetup, claim: Claim, path: Path | None
 ) -> tuple[dict[str, PartyBatches], BatchWriter | None]:
     """Each party's batches, and the record they are written to."""
-    document = setup.manifest.document
-    sources = {name: word_source(document, setup.seed, name, claim.session) for name in setup.names}
+    sources = {name: word_source(setup.document, setup.seed, name, claim.session) for name in setup.names}
     if setup.algorithm.draws:
         return {s.name: DrawnParticipation(s, setup.algorithm, sources[s.name]) for s in setup.silos}, None
     units = {name: size for name, size in setup.units.items() if name not in setup.sensitive}
     sampling, groups = setup.sampling, dict[str, Indexes]()
     if isinstance(sampling, Cyclic):
         groups = {silo.name: group_of_units(silo, sampling.groups) for silo in setup.silos}
-    holders, writer = open_batches(setup.manifest, sampling, units, sources, path, setup.names, groups)
+    holders, writer = open_batches(claim.manifest, sampling, units, sources, path, setup.names, groups)
     numbers = {s.name: s.record_numbers.numpy() for s in setup.silos if s.record_numbers is not None}
     held = [(holders[name], numbers[name]) for name in holders] if setup.sensitive else []
     asked: dict[str, PartyBatches] = {

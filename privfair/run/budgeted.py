@@ -358,7 +358,7 @@ def _open(run: BudgetedRun, stack: ExitStack) -> _Loop:
     values = tuple(ValueSpec(name, shape) for name, shape in run._shapes.items())
     gate = spending.open_gate(values, (party,), run._seed, run._block, strict=True)
     source = {party: word_source(run.document, run._seed, party, spending.claim.session)}
-    drawn, writer = open_batches(manifest, run._sampling, {party: run.units}, source, folder.batches, (party,))
+    drawn, writer = open_batches(manifest.digest, run._sampling, {party: run.units}, source, folder.batches, (party,))
     begun = len({release.round for release in gate.earlier})
     return _Loop(run, spending, record, gate, spending.rounds(gate, drawn, writer, begun), drawn[party], begun)
 

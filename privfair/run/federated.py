@@ -10,26 +10,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, final
 
-from torch import Tensor
-
-from calibrate.errors import Refused, count
+from calibrate.errors import count
 from privfair.durable import replace_file
-from privfair.fairness.measurement import Measured
-from privfair.federation.coordinator import Position, Receipt, run_steps
+from privfair.federation.coordinator import Position, Receipt, RunObserver, train_until
 from privfair.federation.remote import RemoteParties, agreed_facts
 from privfair.federation.wire import Transport
-from privfair.models.model import Model
 from privfair.run.folder import RunFolder, load_checkpoint, save_checkpoint, save_model
-from privfair.run.public import Progress, PublicRun, promise_of
+from privfair.run.public import Measure, Measuring, Progress, PublicRun, promise_of
 from privfair.run.record import RunRecord, Status
-
-Measure = Callable[[Model, Tensor, int, int | None], Measured]
-"""The metrics of a model with these parameters after a step, on public records; written where they belong."""
 
 
 @final
-class FederatedRun:
-    """One process's part of a run over guards, in its own folder."""
+class FederatedRun(RunObserver):
+    """One process's part of a run over guards, in its own folder, where it keeps checkpoints and a record."""
 
     def __init__(
         self,
@@ -44,8 +37,6 @@ class FederatedRun:
         self._signed = signed
         self._folder = folder
         self._engine = engine
-        self._measure = measure
-        self._progress = progress
         parties = tuple(silo.name for silo in signed.document.data.silos)
         self._updates = signed.plan.updates(signed.document.rounds)
         self._parties = RemoteParties(
@@ -53,17 +44,16 @@ class FederatedRun:
         )
         greetings = self._parties.hello()
         self._facts = agreed_facts(greetings, signed.document)
-        self._model, self._algorithm = signed.build(self._facts)
+        built = self._model, self._algorithm = signed.build(self._facts)
         shapes = {name: tuple(shape) for name, shape in self._algorithm.shapes().items()}
         self._parties.expect(shapes, self._facts.sensitive)
         self._block = signed.plan.block(signed.document.rounds)
-        self._metrics: Measured | None = None
+        self._measuring = Measuring(signed.plan, signed.document, built, measure, progress, _rounds_so_far)
         schemes = [declaration.scheme for declaration in signed.document.sampling]
         ledgers = {name: greeting.ledger for name, greeting in greetings.items()}
         where = {"engine": engine, "ledgers": ledgers, "transcripts": {}}
         scheme = schemes[0] if len(schemes) == 1 else None
         self._record = RunRecord.begun(signed.manifest, self._updates, scheme, recorded=False, **where)
-        self.step = 0
 
     def train(self) -> RunRecord:
         """Begin, or go on where this folder's run stopped; the document of run.json."""
@@ -75,12 +65,13 @@ class FederatedRun:
         found = load_checkpoint(folder.checkpoint, self._signed.manifest.digest, self._algorithm)
         position: Position[Any] = Position(self._algorithm.start()) if found is None else found
         self._note(Status.BEGUN, position.step)
-        reached = self._go_on(position)
+        observers = (self._measuring, self)
+        reached = train_until(self._algorithm, self._parties, position, self._updates, observers)
         for name, code in self._signed.plan.own_code().items():
             replace_file(folder.path / name, code)
         theta = self._algorithm.theta(reached.state)
         save_model(folder, self._model, theta, dict(self._facts.encoding), promise_of(self._signed.document).text)
-        self._report(reached, last=True)
+        self._measuring.measure(reached, last=True)
         receipts = self._parties.finish()
         listed = {receipt.party: {**receipt.statement, "signed": receipt.signed} for receipt in receipts}
         folder.write_json(folder.receipts, {"engine": self._engine, "parties": listed})
@@ -88,38 +79,21 @@ class FederatedRun:
         charged = max(map(_charged, receipts), default=0)
         return self._note(Status.FINISHED, reached.step, charged, transcripts=transcripts, digests=folder.digests())
 
-    def _go_on(self, position: Position[Any]) -> Position[Any]:
-        reached, self.step = position, position.step
-        try:
-            for reached in run_steps(self._algorithm, self._parties, position, self._updates):
-                self.step = reached.step
-                if reached.step % self._block == 0:
-                    self._checkpoint(reached)
-                if reached.step < self._updates:
-                    self._report(reached, last=False)
-        except (KeyboardInterrupt, Refused):
-            self._checkpoint(reached)
-            self._note(Status.INTERRUPTED, reached.step)
-            raise
-        self._checkpoint(reached)
-        return reached
+    def on_step(self, position: Position[Any]) -> None:
+        if position.step % self._block == 0:
+            self._checkpoint(position)
+
+    def on_end(self, position: Position[Any], stopped: BaseException | None) -> None:
+        self._checkpoint(position)
+        if stopped is not None:
+            self._note(Status.INTERRUPTED, position.step)
 
     def _checkpoint(self, position: Position[Any]) -> None:
         save_checkpoint(self._folder.checkpoint, self._signed.manifest.digest, self._algorithm, position)
 
-    def _report(self, position: Position[Any], *, last: bool) -> None:
-        metrics = None
-        if self._measure is not None and (last or self._signed.plan.training.measures(position.step, self._updates)):
-            theta = self._algorithm.theta(position.state)
-            metrics = self._metrics = self._measure(self._model, theta, position.step, position.round)
-        if self._progress is not None:
-            charged = 0 if position.round is None else position.round + 1
-            signed = self._signed.document.rounds
-            self._progress(Progress(position.step, self._updates, charged, signed, metrics))
-
     def _note(self, status: Status, steps: int, charged: int = 0, **more: object) -> RunRecord:
         rounds = {"steps": steps, "charged": charged}
-        return self._record.reached(status, rounds, metrics=self._metrics, **more).write(self._folder)
+        return self._record.reached(status, rounds, metrics=self._measuring.metrics, **more).write(self._folder)
 
     def _require_same_run(self) -> None:
         """Continue a folder that was begun under its own manifest only."""
@@ -150,6 +124,10 @@ def train_over(
     folder = RunFolder(out) if going_on else RunFolder.create(out, resume=resume)
     with folder.locked():
         return FederatedRun(signed, folder, transport, engine, measure, progress, steps_per_message).train()
+
+
+def _rounds_so_far(position: Position[Any]) -> int:
+    return 0 if position.round is None else position.round + 1
 
 
 def _charged(receipt: Receipt) -> int:

@@ -3,10 +3,9 @@
 ::
 
     with OpenRun(budget, ledger, folder, trust=trust).begin(files) as spending:   # or .resume()
-        parties = spending.parties(setup, position)
-        for position in run_steps(algorithm, parties, position, until):
-            spending.checkpoint(algorithm, position)
-        spending.finish()
+        parties = spending.parties(run, position)
+        position = train_until(run.algorithm, parties, position, run.updates, observers)
+        spending.finish(position)
 
 1. `begin` asks the trust file, writes the run's files and a secret token, and claims the budget in the ledger with it;
    `resume` takes the claim of a folder's token up again, with fresh rounds only. A claim charges nothing yet.
@@ -37,8 +36,8 @@ from privfair.algorithms.algorithm import Algorithm
 from privfair.batches.participation import PartyBatches
 from privfair.batches.record import BatchWriter
 from privfair.durable import replace_file
-from privfair.federation.coordinator import Position
-from privfair.federation.local_party import LocalParties, PartySetup, RoundObserver, StepGate, first_usable_round
+from privfair.federation.coordinator import Position, RunObserver
+from privfair.federation.local_party import LocalParties, PartySetup, StepGate, first_usable_round
 from privfair.gate import LOG, Gate, open_gate
 from privfair.ledger import (
     DEFAULT_BLOCK,
@@ -215,7 +214,7 @@ class OpenRun:
         self,
         setup: PartySetup,
         position: Position[Any] | None = None,
-        observer: RoundObserver | None = None,
+        observer: RunObserver | None = None,
         on_round: OnRound | None = None,
     ) -> LocalParties:
         """The silos' side of an algorithm, asked by step; `position` is where the run stands.

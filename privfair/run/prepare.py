@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from torch import Tensor
 
@@ -20,7 +20,7 @@ from calibrate.manifest.trust import TrustFile
 from calibrate.manifest.verify import IntendedRun, SiloData, VerifiedManifest, bind
 from calibrate.privacy_unit import PrivacyUnit
 from calibrate.sampling import Sampling
-from privfair.algorithms.algorithm import Algorithm, SiloTensors
+from privfair.algorithms.algorithm import Algorithm
 from privfair.batches.participation import declared_sampling, require_population
 from privfair.batches.randomness import SeededWords
 from privfair.data.facts import NothingPromised as NothingToCover
@@ -72,31 +72,37 @@ def claim_terms(manifest: VerifiedManifest, silo: str | None = None) -> Manifest
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Run:
+class Run(PartySetup):
     """What would be computed: a plan with its data, model and algorithm under one budget. Nothing here can spend."""
 
     plan: TrainingPlan
     envelope: bytes
-    document: BudgetDocument
     data: TrainingData
     facts: PublicFacts
     model: Model
-    algorithm: Algorithm[Any]
-    silos: tuple[SiloTensors, ...]
+    updates: int
+
+    @classmethod
+    def planned(
+        cls, plan: TrainingPlan, document: BudgetDocument, algorithm: Algorithm[Any], data: TrainingData, **more: Any
+    ) -> Self:
+        """With the batches, blocks and steps of this plan under this document; `more` are the other fields."""
+        return cls(
+            plan=plan,
+            document=document,
+            algorithm=algorithm,
+            data=data,
+            sampling=_sampling(plan, document, algorithm),
+            seed=plan.training.seed,
+            block=plan.block(document.rounds),
+            sensitive=() if data.apart is None else data.apart.sensitive,
+            updates=plan.updates(document.rounds),
+            **more,
+        )
 
     @property
     def promise(self) -> RunPromise:
         return promise_of(self.document)
-
-    @property
-    def sampling(self) -> Sampling | None:
-        """How batches are drawn; None for full batches, and for an algorithm that draws its own."""
-        if self.algorithm.draws:
-            return None
-        if isinstance(self.document.guarantee, NoPrivacyPromised):
-            smallest = min(silo.size for silo in self.document.data.silos)
-            return self.plan.unpromised_sampling(require_signed(self.document, self.plan.file.privacy), smallest)
-        return declared_sampling(self.document)
 
     @property
     def parts(self) -> Mapping[str, Any]:
@@ -105,9 +111,19 @@ class Run:
 
     def under(self, manifest: VerifiedManifest, envelope: bytes) -> PreparedRun:
         """The same run, to be trained under a manifest that was verified for it."""
-        document = manifest.document
-        signed = {"envelope": envelope, "document": document, "manifest": manifest}
-        return PreparedRun(**{**self.parts, **signed}, updates=self.plan.updates(document.rounds))
+        same = {"silos": self.silos, "facts": self.facts, "model": self.model}
+        signed = {"manifest": manifest, "envelope": envelope}
+        return PreparedRun.planned(self.plan, manifest.document, self.algorithm, self.data, **same, **signed)
+
+
+def _sampling(plan: TrainingPlan, document: BudgetDocument, algorithm: Algorithm[Any]) -> Sampling | None:
+    """How batches are drawn; None for full batches, and for an algorithm that draws its own."""
+    if algorithm.draws:
+        return None
+    if isinstance(document.guarantee, NoPrivacyPromised):
+        smallest = min(silo.size for silo in document.data.silos)
+        return plan.unpromised_sampling(require_signed(document, plan.file.privacy), smallest)
+    return declared_sampling(document)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -115,7 +131,6 @@ class PreparedRun(Run):
     """A run with the verified manifest that `OpenRun` may spend on it; nothing is spent yet."""
 
     manifest: VerifiedManifest
-    updates: int
     search: SearchPlan | None = None
     """Where the best of several tries is to be shown; None for a run."""
     tries: tuple[PreparedRun, ...] = ()
@@ -154,21 +169,6 @@ class PreparedRun(Run):
         for name, code in self.plan.own_code().items():
             replace_file(folder.path / name, code)
         save_model(folder, self.model, theta, self.data.encoding(), self.promise.text)
-
-    @property
-    def setup(self) -> PartySetup:
-        """What the silos' side of this run is made from."""
-        return PartySetup(
-            manifest=self.manifest,
-            algorithm=self.algorithm,
-            silos=self.silos,
-            sampling=self.sampling,
-            seed=self.plan.training.seed,
-            block=self.plan.block(self.document.rounds),
-            facts=self.facts,
-            sensitive=() if self.data.apart is None else self.data.apart.sensitive,
-            updates=self.updates,
-        )
 
 
 Sites = Mapping[str, Path]
@@ -236,23 +236,14 @@ def _prepare(signed: PublicRun, data: TrainingData, own: DataBinding | SiloData,
     data.require_allowed(facts_covered(document), research)
     model, algorithm = signed.build(facts)
     require_declared(algorithm, document)
-    planned = Run(
-        plan=plan,
-        envelope=signed.envelope,
-        document=document,
-        data=data,
-        facts=facts,
-        model=model,
-        algorithm=algorithm,
-        silos=data.tensors(plan.model.dtype),
-    )
-    prepared = planned.under(manifest, signed.envelope)
-    setup = prepared.setup  # what is refused below is refused now, before anything is spent
+    silos, parts = data.tensors(plan.model.dtype), {"facts": facts, "model": model, "envelope": signed.envelope}
+    prepared = PreparedRun.planned(plan, document, algorithm, data, silos=silos, manifest=manifest, **parts)
+    # What is refused below is refused now, before anything is spent.
     if algorithm.draws:
         for silo in prepared.silos:
             algorithm.draw(silo, SeededWords(0, "trial draw"))
     else:
-        for party, units in setup.units.items():
-            if party not in setup.sensitive:
-                require_population(party, units, setup.sampling)
+        for party, units in prepared.units.items():
+            if party not in prepared.sensitive:
+                require_population(party, units, prepared.sampling)
     return prepared

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, assert_never
+from typing import Any, assert_never, final
 
 from pydantic import BaseModel, ConfigDict, JsonValue, model_serializer, model_validator
+from torch import Tensor
 
 from calibrate.errors import InvalidInput, UnsupportedCombination
 from calibrate.manifest.document import BudgetDocument, DataBinding
@@ -21,7 +23,7 @@ from calibrate.sampling import SamplingName
 from privfair.algorithms.algorithm import Algorithm
 from privfair.algorithms.recipe import Blueprint
 from privfair.fairness.measurement import Measured
-from privfair.federation.coordinator import PublicFacts
+from privfair.federation.coordinator import Position, PublicFacts, RunObserver
 from privfair.models.model import Model
 from privfair.plan.data import AttributesAtSites
 from privfair.plan.model import build_model
@@ -217,3 +219,49 @@ class Progress:
     charged: int
     signed: int
     metrics: Measured | None
+
+
+Measure = Callable[[Model, Tensor, int, int | None], Measured]
+"""The metrics of a model with these parameters after a step and a round; written where they belong."""
+
+
+@final
+class Measuring(RunObserver):
+    """Measures the model as often as the plan says, and tells a display of every step."""
+
+    def __init__(
+        self,
+        plan: TrainingPlan,
+        document: BudgetDocument,
+        built: tuple[Model, Algorithm[Any]],
+        measure: Measure | None,
+        progress: Callable[[Progress], None] | None,
+        charged: Callable[[Position[Any]], int],
+        exhausted: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """`charged` are the rounds spent by then, `exhausted` whether this step was the last one for want of rounds."""
+        self._training, self._signed, self._updates = plan.training, document.rounds, plan.updates(document.rounds)
+        self._model, self._algorithm = built
+        self._write, self._progress = measure, progress
+        self._charged, self._exhausted = charged, exhausted
+        self.metrics: Measured | None = None
+        """Of the last step that was measured."""
+        self.measured = -1
+        """That step; no earlier one is measured again."""
+        self.step = 0
+
+    def on_step(self, position: Position[Any]) -> None:
+        self.step = position.step
+        metrics = self.measure(position, last=self._exhausted())
+        if self._progress is not None:
+            charged = self._charged(position)
+            self._progress(Progress(position.step, self._updates, charged, self._signed, metrics))
+
+    def measure(self, position: Position[Any], *, last: bool = False) -> Measured | None:
+        """The metrics after this step, where it is one that is measured, as the last one always is."""
+        due = last or self._training.measures(position.step, self._updates)
+        if not due or self._write is None or position.step <= self.measured:
+            return None
+        theta = self._algorithm.theta(position.state)
+        self.metrics, self.measured = self._write(self._model, theta, position.step, position.round), position.step
+        return self.metrics

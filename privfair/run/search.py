@@ -19,7 +19,7 @@ from calibrate.errors import Refused
 from calibrate.manifest.document import BudgetDocument
 from privfair.batches.randomness import SystemWords
 from privfair.fairness.measurement import Measured
-from privfair.federation.coordinator import Position, run_steps
+from privfair.federation.coordinator import Position, train_until
 from privfair.ledger import Ledger
 from privfair.plan.plan import SearchPlan
 from privfair.run.folder import RunFolder
@@ -96,10 +96,9 @@ def _best_try(spending: OpenRun, run: PreparedRun, search: SearchPlan) -> _Try:
 
 def _one_try(spending: OpenRun, run: PreparedRun, setting: int, search: SearchPlan, hidden: Path) -> _Try:
     """A whole run, with a ledger of its own in addition to the one that has been charged."""
-    start = position = Position(run.algorithm.start())
+    start = Position(run.algorithm.start())
     with Ledger.create(hidden / "ledger.db") as own, spending.attempt(own, RunFolder(hidden)) as attempt:
-        for reached in run_steps(run.algorithm, attempt.parties(run.setup), start, run.updates):
-            position = reached
+        position = train_until(run.algorithm, attempt.parties(run), start, run.updates)
         attempt.finish()
     theta = run.algorithm.theta(position.state)
     assert run.held_out is not None

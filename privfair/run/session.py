@@ -5,24 +5,30 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, final
 
+from torch import Tensor
+
 from calibrate.errors import ManifestRefused, TrustRefused
 from privfair.durable import replace_file
 from privfair.fairness.measurement import Measured
-from privfair.federation.coordinator import Position, run_steps
+from privfair.federation.coordinator import Position, RunObserver, train_until
 from privfair.ledger import Ledger
+from privfair.models.model import Model
 from privfair.run.folder import RunFolder, load_checkpoint
 from privfair.run.metrics import MetricsLog
 from privfair.run.open_run import OpenRun, Trust
 from privfair.run.prepare import PreparedRun
-from privfair.run.public import Progress
+from privfair.run.public import Measuring, Progress
 from privfair.run.record import RunRecord, Status
 from privfair.run.replay import read_sessions, replay
 from privfair.transcript import Transcript
 
+_SOUND = (KeyboardInterrupt, ManifestRefused, TrustRefused)
+"""What stops a run whose gate is in order, so that it is left with a checkpoint and a record."""
+
 
 @final
-class RunSession:
-    """Owns the files of a run folder for as long as one process trains in it."""
+class RunSession(RunObserver):
+    """Owns the files of a run folder for as long as one process trains in it: checkpoints, metrics, record."""
 
     def __init__(
         self,
@@ -32,17 +38,27 @@ class RunSession:
         progress: Callable[[Progress], None] | None = None,
         trust: Trust | None = None,
     ) -> None:
-        self._run = prepared
+        self._run = run = prepared
         self._folder = folder
-        self._progress = progress
-        self._open_run = OpenRun(prepared.manifest, ledger, folder, trust=trust)
-        self._record = prepared.record(ledger.identity, remarks=())
+        self._spending = spending = OpenRun(run.manifest, ledger, folder, trust=trust)
+        self._record = run.record(ledger.identity, remarks=())
         self._log = MetricsLog(folder.metrics)
-        self.step = 0
+        self.measuring = Measuring(
+            run.plan,
+            run.document,
+            (run.model, run.algorithm),
+            None if run.held_out is None else self._measure,
+            progress,
+            lambda position: spending.claim.charged,
+            lambda: spending.gate.exhausted,
+        )
+        self.measuring.metrics, self.measuring.measured = self._log.last, max(0, self._log.last_step)
+        self._due: Position[Any] | None = None
+        """The end of a block whose checkpoint waits for the next charge."""
 
     def begin(self) -> RunRecord:
         """A new run: write down what it is, claim the manifest, train."""
-        with self._open_run.begin({**self._run.files(), **self._record.file()}) as spending:
+        with self._spending.begin({**self._run.files(), **self._record.file()}) as spending:
             return self._go_on(spending, self._start())
 
     def resume(self) -> RunRecord:
@@ -50,7 +66,7 @@ class RunSession:
         folder = self._folder
         self._record.require_same_run(folder)
         replace_file(folder.origin, self._run.files()[folder.origin.name])
-        with self._open_run.resume() as spending:
+        with self._spending.resume() as spending:
             position = self._start()
             if folder.transcript.exists():
                 position = self._rebuild(Transcript.read(folder.transcript))
@@ -60,34 +76,26 @@ class RunSession:
             return self._end(position)
 
     def _go_on(self, spending: OpenRun, position: Position[Any]) -> RunRecord:
-        reached = self._train(spending, position)
-        self._run.save_model(self._folder, self._run.algorithm.theta(reached.state))
+        run, self.measuring.step = self._run, position.step
+        parties = spending.parties(run, position)
+        reached = train_until(run.algorithm, parties, position, run.updates, (self.measuring, self))
+        run.save_model(self._folder, run.algorithm.theta(reached.state))
         spending.finish(reached)
         return self._end(reached)
 
-    def _train(self, spending: OpenRun, position: Position[Any]) -> Position[Any]:
-        """The steps, with a checkpoint at the end of each block and at the end of all."""
-        run = self._run
-        parties = spending.parties(run.setup, position)
-        gate, reached, self.step, due = spending.gate, position, position.step, None
-        try:
-            for reached in run_steps(run.algorithm, parties, position, run.updates):
-                self.step = reached.step
-                if due is not None:
-                    # By now the next block is charged, and with it everything before was made durable.
-                    spending.checkpoint(run.algorithm, due)
-                    due = None
-                self._report(reached, spending.claim.charged, last=reached.step == run.updates or gate.exhausted)
-                if gate.at_end_of_block:
-                    due = reached
-        except (KeyboardInterrupt, ManifestRefused, TrustRefused):
-            gate.flush()
-            spending.checkpoint(run.algorithm, reached)
-            spending.note(self._record, Status.INTERRUPTED, reached.step, metrics=self._log.last)
-            raise
-        gate.flush()
-        spending.checkpoint(run.algorithm, reached)
-        return reached
+    def on_step(self, position: Position[Any]) -> None:
+        """A checkpoint at the end of each block."""
+        if self._due is not None:
+            # By now the next block is charged, and with it everything before was made durable.
+            self._spending.checkpoint(self._run.algorithm, self._due)
+        self._due = position if self._spending.gate.at_end_of_block else None
+
+    def on_end(self, position: Position[Any], stopped: BaseException | None) -> None:
+        if stopped is None or isinstance(stopped, _SOUND):
+            self._spending.gate.flush()
+            self._spending.checkpoint(self._run.algorithm, position)
+        if isinstance(stopped, _SOUND):
+            self._spending.note(self._record, Status.INTERRUPTED, position.step, metrics=self._log.last)
 
     def close(self) -> None:
         self._log.close()
@@ -101,25 +109,15 @@ class RunSession:
         start = load_checkpoint(folder.checkpoint, run.manifest.digest, run.algorithm)
         position = self._start()
         for position in replay(run.algorithm, transcript, read_sessions(folder.sessions), start):
-            self._measure(position, last=position.step == run.updates)
+            self.measuring.measure(position)
         return position
 
-    def _report(self, position: Position[Any], charged: int, *, last: bool) -> None:
-        metrics = self._measure(position, last=last)
-        if self._progress is not None:
-            signed = self._run.manifest.document.rounds
-            self._progress(Progress(position.step, self._run.updates, charged, signed, metrics))
-
-    def _measure(self, position: Position[Any], *, last: bool) -> Measured | None:
-        run, step = self._run, position.step
-        due = last or run.plan.training.measures(step, run.updates)
-        if not due or run.held_out is None or step <= max(0, self._log.last_step):
-            return None
-        theta = run.algorithm.theta(position.state)
-        return self._log.append(run.held_out.measure(run.model, theta, step, position.round))
+    def _measure(self, model: Model, theta: Tensor, step: int, round_number: int | None) -> Measured:
+        assert self._run.held_out is not None
+        return self._log.append(self._run.held_out.measure(model, theta, step, round_number))
 
     def _end(self, position: Position[Any]) -> RunRecord:
-        self._measure(position, last=True)
+        self.measuring.measure(position, last=True)
         remarks = tuple(self._run.algorithm.remarks(position.state))
         told = {"metrics": self._log.last, "remarks": remarks}
-        return self._open_run.note(self._record, Status.FINISHED, position.step, **told)
+        return self._spending.note(self._record, Status.FINISHED, position.step, **told)

@@ -84,7 +84,7 @@ def in_one_process(folder: Path) -> str:
     run = sites.together()
     (folder / "all").mkdir()
     with OpenRun.apart(run.manifest, folder / "all") as spending:
-        parties = spending.parties(run.setup)
+        parties = spending.parties(run)
         begun = time.process_time()
         for _ in run_steps(run.algorithm, parties, Position(run.algorithm.start()), ROUNDS):
             pass

@@ -32,7 +32,7 @@ from privfair.ledger import Ledger
 from privfair.noise import ExactNoise
 from privfair.plan.plan import Plan
 from privfair.plan.training import block_for
-from privfair.run import open_run, session
+from privfair.run import open_run, public
 from privfair.training import prepare, train
 from privfair.transcript import TranscriptWriter
 from tests.benchmarks.whole_run_speed import _Timed
@@ -161,7 +161,7 @@ def _parts(algorithm: type) -> dict[str, tuple[Any, str]]:
         "transcript": (TranscriptWriter, "append"),
         "digests of states": (local_party, "state_digest"),
         "checkpoints": (open_run, "save_checkpoint"),
-        "measuring": (session.RunSession, "_measure"),
+        "measuring": (public.Measuring, "measure"),
     }
 
 

@@ -27,7 +27,7 @@ from privfair.ledger import Ledger
 from privfair.noise import ExactNoise
 from privfair.plan.plan import Plan
 from privfair.run.prepare import PreparedRun
-from privfair.run.session import RunSession
+from privfair.run.public import Measuring
 from privfair.training import prepare, train
 from privfair.transcript import TranscriptWriter
 from tests.privfair.small_runs import trusting
@@ -103,7 +103,7 @@ def _parts(run: PreparedRun) -> dict[str, tuple[Any, str]]:
         "contributions": (type(run.algorithm), "contribution"),
         "noise": (ExactNoise, "gaussian"),
         "transcript": (TranscriptWriter, "append"),
-        "metrics": (RunSession, "_measure"),
+        "metrics": (Measuring, "measure"),
         "reading and checking the data": (training, "prepare"),
     }
 

@@ -73,7 +73,7 @@ def _open(
     ledger = open_ledger(folder / "ledger.db")
     claim = OpenRun(manifest, ledger, RunFolder(folder)).begin().claim
     silos = tuple(silo(name, MODELS[kind]()) for name in case.parties)
-    setup = PartySetup(manifest, algorithm, silos, None if algorithm.draws else case.samplings[0], seed)
+    setup = PartySetup(manifest.document, algorithm, silos, None if algorithm.draws else case.samplings[0], seed)
     with pytest.warns(UserWarning, match="research"):
         gate = open_gate(manifest, claim, place, setup.values, seed, 2, strict=strict)
     return algorithm, OpenGate(gate, claim, ledger, place, manifest), LocalParties.behind(gate, setup, claim)

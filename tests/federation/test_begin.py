@@ -225,16 +225,16 @@ def test_a_search_publishes_in_its_tries_alone(tmp_path: Path) -> None:
             spending.attempt(own, tried)
         spending.charge_all()
         with pytest.raises(GateRefused, match="tries"):
-            spending.parties(run.setup)
+            spending.parties(run)
         with spending.attempt(own, tried) as attempt:
-            attempt.parties(run.setup).finish()
+            attempt.parties(run).finish()
 
 
 def test_rounds_left_out_beyond_a_block_are_charged_like_the_next_block(tmp_path: Path) -> None:
     _, run = _budget(tmp_path / "desk", 6)
     (tmp_path / "run").mkdir()
     with OpenRun.apart(run.manifest, tmp_path / "run") as spending:
-        parties = spending.parties(replace(run.setup, block=2))
+        parties = spending.parties(replace(run, block=2))
         parties.contribute(0, run.algorithm.checkpoint(run.algorithm.start()))
         assert not spending.gate.at_end_of_block
         spending.gate.leave_out_before(4)

@@ -152,7 +152,7 @@ def test_it_trains_through_the_gate_under_a_gaussian_plan(tmp_path) -> None:
     plan = GaussianPlan(rate, rounds, Relation.REPLACE_ONE, noise=(1.0, 1.0))
     document = document_of(plan, EpsilonDelta(8.0, 1e-5), shapes=dict(algorithm.shapes()))
     opened = gate_for(document, tmp_path / "run", dict(algorithm.shapes()))
-    setup = PartySetup(opened.manifest, algorithm, silos, Poisson(rate, Batch.SECRET))
+    setup = PartySetup(opened.manifest.document, algorithm, silos, Poisson(rate, Batch.SECRET))
     local = LocalParties.behind(opened.gate, setup, opened.claim)
     positions = list(run_steps(algorithm, local, Position(algorithm.start()), rounds))
     assert positions[-1].step == rounds

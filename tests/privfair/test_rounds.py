@@ -90,7 +90,7 @@ def unpromised(names: dict[str, tuple[int, ...]], rounds: int) -> BudgetDocument
 def local_parties(
     opened: OpenGate, algorithm: Any, sampling: Any = None, position: Position[Any] | None = None
 ) -> LocalParties:
-    setup = PartySetup(opened.manifest, algorithm, silos(), sampling)
+    setup = PartySetup(opened.manifest.document, algorithm, silos(), sampling)
     return LocalParties.behind(opened.gate, setup, opened.claim, position=position)
 
 
@@ -207,7 +207,7 @@ def test_an_interrupted_step_of_a_silo_without_records_is_sent_again(private: Bu
     old = opened.gate.publish("north", BoundedContribution("value_1", np.zeros(2), 1.0, 0.0))
     none = torch.zeros(0)
     empty = SiloTensors("north", torch.zeros(0, 1), none, none, unit_of_row=none.long())
-    setup = PartySetup(opened.manifest, Totals(), (empty,))
+    setup = PartySetup(opened.manifest.document, Totals(), (empty,))
     position = Position((), 0, None, {"north": {"value_1": old}})
     (north,) = LocalParties.behind(opened.gate, setup, opened.claim, position=position).parties
     assert north.contribute(0, Totals().checkpoint(())) == {"value_1": old}
@@ -281,7 +281,7 @@ def test_one_aggregator_sends_for_a_cohort_of_users(tmp_path: Path) -> None:
     opened = gate_for(document, tmp_path, {"user_statistics": (1,)})
     owners = torch.arange(120) % (users - 5)  # five users hold nothing and still count
     records = SiloTensors("users", torch.zeros(120, 1), torch.zeros(120), torch.zeros(120), owners)
-    setup = PartySetup(opened.manifest, Cohorts(), (records,), declared.scheme)
+    setup = PartySetup(opened.manifest.document, Cohorts(), (records,), declared.scheme)
     parties = LocalParties.behind(opened.gate, setup, opened.claim)
     positions = list(run_steps(Cohorts(), parties, Position(()), 4))
     assert len(positions) == 4

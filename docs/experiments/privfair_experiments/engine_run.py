@@ -84,7 +84,7 @@ def train(
     watch: Callable[[Position[Any]], None] | None = None,
 ) -> Tensor:
     """The trained parameters; `seed` draws batches and research noise."""
-    setup = PartySetup(signed.manifest, algorithm, silos, signed.sampling, seed, _BLOCK)
+    setup = PartySetup(signed.manifest.document, algorithm, silos, signed.sampling, seed, _BLOCK)
     start = position = Position(algorithm.start())
     with TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that research noise protects nobody is said on the page
