@@ -39,8 +39,7 @@ def price_search(release: Release, unit: PrivacyUnit, delta: float, tries: Rando
     (upper, delta)-private for `unit` (equation 2). The lower end is that of a single try, which a rule without
     preferences shows. Raises UnsupportedCombination where a try has no Renyi divergence (truncated batches).
     """
-    upper = _upper(release, unit, delta, tries)
-    return EpsilonInterval(min(upper, best_epsilon(release, unit, delta).interval.lower), upper)
+    return _with_lower_end(_upper(release, unit, delta, tries), release, unit, delta)
 
 
 def search_divergences(
@@ -66,7 +65,11 @@ def second_price(release: Release, unit: PrivacyUnit, delta: float, tries: Rando
     ]
     worst = [max(values) for values in zip(*curves, strict=True)]
     curve = _of_search(orders, worst, tries, _extra(orders, worst, tries))
-    upper = epsilon_from_rdp(orders, curve, delta)
+    return _with_lower_end(epsilon_from_rdp(orders, curve, delta), release, unit, delta)
+
+
+def _with_lower_end(upper: float, release: Release, unit: PrivacyUnit, delta: float) -> EpsilonInterval:
+    """A search costs at least what a single try does."""
     return EpsilonInterval(min(upper, best_epsilon(release, unit, delta).interval.lower), upper)
 
 

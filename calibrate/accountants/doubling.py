@@ -22,7 +22,7 @@ import numpy as np
 from scipy.optimize import brentq
 
 from calibrate.accountants.directions import Composition, Side
-from calibrate.accountants.losses import UNIT_ROUNDOFF, Nodes, PrivacyLossLaw
+from calibrate.accountants.losses import UNIT_ROUNDOFF, Nodes, PrivacyLossLaw, at_ends, connected_dots
 from calibrate.accountants.registry import self_composed
 from calibrate.accountants.sampled_losses import Points
 from calibrate.arrays import Floats, Integers
@@ -117,14 +117,7 @@ def _placed(law: PrivacyLossLaw, cells: _Cells, log_smallest: float, upper: bool
     atoms = np.array([(atom.loss, atom.mass) for atom in law.atoms if atom.mass > 0]).reshape(-1, 2)
     away = _MASS_ROUNDINGS * UNIT_ROUNDOFF
     if upper:
-        mass = buckets.p + buckets.p_error
-        widest = np.maximum(np.abs(edges[1:]), np.abs(edges[:-1]))
-        excess = mass - (buckets.q - buckets.q_error) * np.exp(edges[:-1]) + 8 * UNIT_ROUNDOFF * (1 + widest) * mass
-        # Equation 8: from above the share of a bucket that goes to its upper edge.
-        share = np.clip(excess / -np.expm1(-np.diff(edges)), 0.0, mass)
-        values, masses = edges, np.append(mass - share, 0.0)
-        masses[1:] += share
-        masses[0] += buckets.below
+        values, masses = edges, connected_dots(buckets, edges)
     else:
         p, q = np.maximum(buckets.p - buckets.p_error, 0.0), buckets.q + buckets.q_error
         kept = p > 0
@@ -166,8 +159,7 @@ def _sum(first: Points, second: Points, cells: _Cells, upper: bool) -> Points:
     if upper:
         # Equation 8, with what rounding makes doubtful counted at both ends of the cell.
         share = np.clip(offset / -np.expm1(-np.diff(edges)), 0.0, mass)
-        ends = np.append(mass - share, 0.0) + np.append(rounding * mass, 0.0)
-        ends[1:] += share + rounding * mass
+        ends = at_ends(mass, share, rounding * mass)
         return Points(edges[ends > 0], ends[ends > 0], stretch)
     kept = mass > 0
     # Equation 20: e_i - log(1 - offset / mass), rounded down.

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from calibrate.accountants.losses import UNIT_ROUNDOFF, Atom, Nodes, PrivacyLossLaw
+from calibrate.accountants.losses import UNIT_ROUNDOFF, Atom, Nodes, PrivacyLossLaw, at_ends, connected_dots, edge_error
 from calibrate.arrays import Floats, Integers
 from calibrate.errors import NotCertified
 
@@ -98,22 +98,10 @@ def pessimistic(law: PrivacyLossLaw, edges: Integers, step: float) -> LatticeLaw
             "so many rounds need a lattice too coarse for single losses; use more noise, or fewer rounds"
         )
     buckets = law.buckets(loss)
-    mass = buckets.p + buckets.p_error
-    excess = mass - (buckets.q - buckets.q_error) * np.exp(loss[:-1]) + _edge_error(loss) * mass
-    # Equation 8: this share of a bucket goes to its upper edge, the rest to the lower one; both masses are kept.
-    upper_share = np.clip(excess / -np.expm1(-np.diff(loss)), 0.0, mass)
-    nodes = np.zeros(len(edges))
-    nodes[:-1] += mass - upper_share
-    nodes[1:] += upper_share
-    # Losses below the first edge are raised to it, and those above the last one become infinite: H only rises.
-    nodes[0] += buckets.below
+    nodes = connected_dots(buckets, loss)
     index, masses = _with_atoms(edges, nodes, [item for atom in law.atoms for item in _split_atom(atom, step)])
+    # Losses above the last edge become infinite: H only rises.
     return LatticeLaw(index, masses, buckets.above + law.unbounded_mass)
-
-
-def _edge_error(loss: Floats) -> Floats:
-    """Relative error of an excess over the lower edge because of the rounding of exp(edge) and of the widths."""
-    return 8 * UNIT_ROUNDOFF * (1 + np.maximum(np.abs(loss[1:]), np.abs(loss[:-1])))
 
 
 def optimistic(law: PrivacyLossLaw, edges: Integers, step: float, offset: float = 0.0) -> LatticeLaw:
@@ -126,7 +114,7 @@ def optimistic(law: PrivacyLossLaw, edges: Integers, step: float, offset: float 
     # Less P-mass and more Q-mass: H (equation 1) only falls.
     p = np.maximum(buckets.p - buckets.p_error, 0.0).reshape(-1, 2)
     q = (buckets.q + buckets.q_error).reshape(-1, 2) * np.exp(loss[:-1])[:, None]
-    q += _edge_error(loss)[:, None] * p
+    q += edge_error(loss)[:, None] * p
     p = np.where(p > q, p, 0.0)  # a half-bucket whose ratio is lost in rounding is dropped
     q = np.where(p > 0, q, 0.0)
     nodes = _lower_chords(p, q, np.diff(loss))
@@ -186,8 +174,7 @@ def _lower_chords(p: Floats, q: Floats, width: Floats) -> Floats:
     share = np.clip(excess / -np.expm1(-width), 0.0, mass)
     # Equation 9: lowered at each edge until no chord exceeds H at a kink.
     drop = _drops(_gaps(p, q, np.expm1(width)), excess)
-    nodes = np.append(mass - share, 0.0)
-    nodes[1:] += share
+    nodes = at_ends(mass, share)
     # Lowering the function at an edge moves mass between that edge and its neighbours (a change of slopes).
     rise = np.diff(drop)
     nodes[:-1] -= rise / np.expm1(width)

@@ -51,6 +51,32 @@ class Buckets:
     above: float
 
 
+def at_ends(mass: Floats, share: Floats, doubt: Floats | float = 0.0) -> Floats:
+    """Masses at the ends of cells: `share` above, the rest below, and `doubt` at both."""
+    ends = np.zeros(len(mass) + 1)
+    ends[:-1] += mass - share + doubt
+    ends[1:] += share + doubt
+    return ends
+
+
+def connected_dots(buckets: Buckets, edges: Floats) -> Floats:
+    """Masses at the edges whose profile connects the dots of the buckets' own (equation 8), rounded up.
+
+    A share of each bucket goes to its upper edge, the rest to the lower one, so that P- and Q-mass are kept. Losses
+    below the first edge are raised to it: the profile only rises.
+    """
+    mass = buckets.p + buckets.p_error
+    excess = mass - (buckets.q - buckets.q_error) * np.exp(edges[:-1]) + edge_error(edges) * mass
+    masses = at_ends(mass, np.clip(excess / -np.expm1(-np.diff(edges)), 0.0, mass))
+    masses[0] += buckets.below
+    return masses
+
+
+def edge_error(edges: Floats) -> Floats:
+    """Relative error of an excess over the lower edge because of the rounding of exp(edge) and of the widths."""
+    return 8 * UNIT_ROUNDOFF * (1 + np.maximum(np.abs(edges[1:]), np.abs(edges[:-1])))
+
+
 @dataclass(frozen=True)
 class Nodes:
     """Quadrature for the continuous part: the integral of f(L) dP is the sum of exp(log_weights) f(losses).

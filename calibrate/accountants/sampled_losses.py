@@ -35,6 +35,7 @@ from calibrate.accountants.losses import (
     Buckets,
     Nodes,
     PrivacyLossLaw,
+    at_ends,
     exponent_of_mixed_ratio,
     log_mixed_ratio,
     log_normal_density,
@@ -410,15 +411,7 @@ def _lognormal(s: float, levels: tuple[Floats, Floats], upper: bool) -> Points:
     # Eq. 3: the share that goes to the upper end, so that the mean of the cell is kept.
     share = np.clip((mean - mass * edges[:-1]) / np.diff(edges), 0.0, mass)
     doubt = (mean_error + error * edges[1:]) / np.diff(edges) + error + 8 * UNIT_ROUNDOFF * mass
-    return Points(edges, _at_ends(mass, share, doubt), stretch)
-
-
-def _at_ends(mass: Floats, share: Floats, doubt: Floats) -> Floats:
-    """Masses at the ends of cells: `share` above, the rest below, and what is doubtful at both (eq. 3)."""
-    ends = np.zeros(len(mass) + 1)
-    ends[:-1] += mass - share + doubt
-    ends[1:] += share + doubt
-    return ends
+    return Points(edges, at_ends(mass, share, doubt), stretch)
 
 
 def _sum(first: Points, second: Points, levels: tuple[Floats, Floats], upper: bool) -> Points:
@@ -438,7 +431,7 @@ def _sum(first: Points, second: Points, levels: tuple[Floats, Floats], upper: bo
     if upper:
         # Eq. 3 again, by the mass times distance that each bin has kept.
         share = np.clip(offset / np.diff(ends), 0.0, mass)
-        return Points(values, _at_ends(mass, share, rounding * mass), stretch)
+        return Points(values, at_ends(mass, share, rounding * mass), stretch)
     kept = mass > 0
     # Eq. 4: the mean of the cell.
     centre = values[:-1][kept] + offset[kept] / mass[kept]
