@@ -23,6 +23,7 @@ from calibrate.plans.plan import (
     of_one_batch,
     optional_ratio,
     sampling_flag,
+    unpaid_normalisation,
     with_once,
 )
 from calibrate.privacy_unit import PrivacyUnit, Protected, Relation
@@ -108,9 +109,7 @@ class FedfdpPlan(Plan):
             " add-remove it is private data."
         )
         search = "Hyper-parameter search on the same data is not charged."
-        if self.normalisation_noise_ratio is not None:
-            return (sizes, search)
-        return (sizes, search, "Normalisation statistics must be public, or paid for (normalisation-noise-ratio).")
+        return (sizes, search, *unpaid_normalisation(self.normalisation_noise_ratio))
 
 
 STATISTICS = "user_statistics"
@@ -192,9 +191,7 @@ class FpflPlan(Plan):
     def unprotected(self) -> tuple[str, ...]:
         number = f"The number of users ({self.users}) and the cohort size are public constants."
         search = "Hyper-parameter search and choosing the best model on private data are not charged."
-        if self.normalisation_noise_ratio is not None:
-            return (number, search)
-        return (number, search, "Normalisation statistics must be public, or paid for (normalisation-noise-ratio).")
+        return (number, search, *unpaid_normalisation(self.normalisation_noise_ratio))
 
 
 def check_cohort(users: int, cohort: int) -> None:

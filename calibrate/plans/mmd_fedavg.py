@@ -123,9 +123,7 @@ class MmdFedavgPlan(Plan):
         return (*predictions, NoisyValue(UPDATES, self.update_clip, self.update_noise_ratio))
 
     def once(self) -> tuple[NoisyValue, ...]:
-        if self.histogram_noise_ratio is None:
-            return ()
-        return (attribute_histogram(self.unit.relation, self.histogram_noise_ratio),)
+        return attribute_histogram(self.unit.relation, self.histogram_noise_ratio)
 
     def publish(self, values: tuple[NoisyValue, ...], once: tuple[NoisyValue, ...]) -> Release:
         touched = [value for value in values if value.family is None or value.name in PREDICTIONS]

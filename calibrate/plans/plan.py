@@ -268,16 +268,21 @@ HISTOGRAM = "attribute_histogram"
 NORMALISATION = "normalisation_statistics"
 
 
-def attribute_histogram(relation: Relation, noise_ratio: float) -> NoisyValue:
-    """The noisy number of records in each group.
+def histogram_bound(relation: Relation) -> float:
+    """The contribution bound of the number of records in each group.
 
     Guarantee: one unit is one record with one group. Replacing it (or its attribute) takes one from a count
     and gives one to another, a distance of sqrt(2); adding it moves one count by one. The stated bound is that
     distance divided by the number of bounds that the accountants charge for the relation.
     """
-    positive("histogram-noise-ratio", noise_ratio)
-    distance = 1.0 if relation is Relation.ADD_REMOVE else math.sqrt(2)
-    return NoisyValue(HISTOGRAM, distance / bounds_apart(relation), noise_ratio, every_round=False)
+    return (1.0 if relation is Relation.ADD_REMOVE else math.sqrt(2)) / bounds_apart(relation)
+
+
+def attribute_histogram(relation: Relation, noise_ratio: float | None) -> tuple[NoisyValue, ...]:
+    """The noisy number of records in each group; empty if it is not paid for."""
+    if noise_ratio is None:
+        return ()
+    return (NoisyValue(HISTOGRAM, histogram_bound(relation), noise_ratio, every_round=False),)
 
 
 def normalisation_statistics(clip: float, noise_ratio: float | None) -> tuple[NoisyValue, ...]:
@@ -287,9 +292,13 @@ def normalisation_statistics(clip: float, noise_ratio: float | None) -> tuple[No
     """
     if noise_ratio is None:
         return ()
-    positive("normalisation-clip", clip)
-    positive("normalisation-noise-ratio", noise_ratio)
     return (NoisyValue(NORMALISATION, clip, noise_ratio, every_round=False),)
+
+
+def unpaid_normalisation(noise_ratio: float | None) -> tuple[str, ...]:
+    """What is left unprotected where normalisation statistics are not paid for."""
+    left = "Normalisation statistics must be public, or paid for (normalisation-noise-ratio)."
+    return (left,) if noise_ratio is None else ()
 
 
 def with_once(rounds: Release, once: tuple[NoisyValue, ...]) -> Release:

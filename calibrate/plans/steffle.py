@@ -134,9 +134,7 @@ class StefflePlan(Plan):
         return (NoisyValue(H_THETA, theta.bound, theta_ratio), NoisyValue(H_W, w.bound, w_ratio))
 
     def once(self) -> tuple[NoisyValue, ...]:
-        if self.histogram_noise_ratio is None:
-            return ()
-        return (attribute_histogram(self.unit.relation, self.histogram_noise_ratio),)
+        return attribute_histogram(self.unit.relation, self.histogram_noise_ratio)
 
     def printed(self, target: EpsilonDelta) -> PaperNoise:
         if self.histogram_noise_ratio is not None:

@@ -17,7 +17,7 @@ from calibrate.arrays import Floats
 from calibrate.errors import InvalidInput, Refused, UnsupportedCombination, count, positive, rate
 from calibrate.manifest import mechanism
 from calibrate.plans.mmd_fedavg import HALF_RANGE, MmdFedavgPlan, prediction_names
-from calibrate.plans.plan import attribute_histogram
+from calibrate.plans.plan import histogram_bound
 from calibrate.privacy_unit import Relation
 from privfair.algorithms.algorithm import Algorithm, ClearValue, Message, Received, SiloTensors
 from privfair.algorithms.parts.options import AtLeastZero, Count, Options, Positive, Rate, Whole
@@ -105,7 +105,7 @@ class MmdFedAvgOptions(Options):
 
 # What an MMD-fair run is told from outside: clients, draws, clips, noise, and how the cells' sizes are known.
 
-HISTOGRAM_BOUND = attribute_histogram(Relation.REPLACE_ONE, 1.0).sensitivity
+HISTOGRAM_BOUND = histogram_bound(Relation.REPLACE_ONE)
 
 
 @dataclass(frozen=True)

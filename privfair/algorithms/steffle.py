@@ -27,7 +27,7 @@ from torch.nn.functional import one_hot
 
 from calibrate.arrays import Floats
 from calibrate.errors import InvalidInput, count, open_unit, positive
-from calibrate.plans.plan import HISTOGRAM, attribute_histogram
+from calibrate.plans.plan import HISTOGRAM, histogram_bound
 from calibrate.plans.steffle import H_THETA as H_THETA
 from calibrate.plans.steffle import H_W as H_W
 from calibrate.plans.steffle import StefflePlan
@@ -154,7 +154,7 @@ def silo_weights(sizes: Mapping[str, int], silo_size: int, law: BatchLaw) -> dic
 # signed noise.
 
 LOSS_GRADIENT = "g"
-_HISTOGRAM = attribute_histogram(Relation.REPLACE_ATTRIBUTE, 1.0).sensitivity
+_HISTOGRAM = histogram_bound(Relation.REPLACE_ATTRIBUTE)
 
 _UNDER_THE_BOUND = 1.0 / ((1.0 + 2.0**-16) * (1.0 + ROUNDING_SLACK))
 """Parts are held this far under their bound: it covers scores and slopes in single precision, and the sum of parts."""
