@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from fractions import Fraction
@@ -303,8 +304,8 @@ def fixed_total(claims: Sequence[Spent], delta: float) -> float:
     """
     if not claims or not 0 < delta < 1 or any(claim.curve is None for claim in claims):
         return math.inf
-    slack = sum(claim.curve.slack.epsilon for claim in claims if claim.curve is not None)
-    mass = sum(claim.curve.slack.mass for claim in claims if claim.curve is not None)
+    slacks = [claim.curve.slack for claim in claims if claim.curve is not None]
+    slack, mass = sum(each.epsilon for each in slacks), sum(each.mass for each in slacks)
     best = math.inf
     for order in ORDERS:
         total = sum(claim.divergence(order) for claim in claims)
@@ -313,9 +314,9 @@ def fixed_total(claims: Sequence[Spent], delta: float) -> float:
         inner = delta * (1 - _DELTA_KEPT)
         epsilon = total + math.log1p(-1 / order) - (math.log(inner) + math.log(order)) / (order - 1)
         epsilon = max(0.0, epsilon) * (1 + 1e-9) + 1e-9
-        promised = _with_slack(epsilon, inner, ProfileSlack(2 * slack, mass))
-        if promised is not None and promised.delta <= delta:
-            best = min(best, promised.epsilon)
+        with suppress(InvalidInput):  # discrete noise leaves nothing to promise at this order
+            promised = ProfileSlack(2 * slack, mass).certified(EpsilonDelta(epsilon, inner))
+            best = min(best, promised.epsilon) if promised.delta <= delta else best
     return best
 
 
@@ -334,10 +335,3 @@ def compose_beforehand(promises: Sequence[UnitPromise], curves: Sequence[SignedC
             return total
         claims += [spent] * promise.times
     return replace(total, epsilon=min(total.epsilon, fixed_total(claims, total.delta)))
-
-
-def _with_slack(epsilon: float, delta: float, slack: ProfileSlack) -> EpsilonDelta | None:
-    try:
-        return slack.certified(EpsilonDelta(epsilon, delta))
-    except InvalidInput:
-        return None

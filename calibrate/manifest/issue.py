@@ -11,7 +11,7 @@ import math
 from dataclasses import InitVar, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final, Literal, NoReturn, assert_never, final
+from typing import TYPE_CHECKING, Annotated, Final, Literal, assert_never, final
 
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
@@ -41,7 +41,7 @@ from calibrate.manifest.strict_json import (
     in_our_words,
     parse_object,
 )
-from calibrate.manifest.verify import read_unverified
+from calibrate.manifest.verify import NeverPickled, read_unverified
 from calibrate.privacy_unit import EpsilonDelta, PrivacyUnit
 from calibrate.releases import Release
 from calibrate.tries import RandomTries
@@ -84,23 +84,28 @@ def cross_check(
     the best accountant's price of this very release at this delta, if it is known already. With `tries`, what is priced
     is a search over tries of the release.
     """
-    if tries is not None:
-        return _cross_check_search(release, unit, delta, epsilon, tries)
-    first = first or registry.best_epsilon(release, unit, delta)
+    if tries is None:
+        checked = _two_prices(release, unit, delta, first)
+    else:
+        checked = _two_prices_of_search(release, unit, delta, tries)
+    upper = checked.first.interval.upper
+    if epsilon is not None and upper > epsilon:
+        raise Step.PRICE.refuse(f"the certified epsilon {upper} exceeds the promised {epsilon}")
+    return checked
+
+
+def _two_prices(release: Release, unit: PrivacyUnit, delta: float, known: Priced | None) -> CrossCheck:
+    first = known or registry.best_epsilon(release, unit, delta)
     second = registry.second_opinion(release, unit, delta, first)
     if not registry.agree(first, second):
         raise Step.PRICE.refuse(
             f"{_words(first)} but {_words(second)}, so there is no second opinion that agrees",
             "report the event as a bug; until it is fixed, choose a sampling that both accountants price alike",
         )
-    if epsilon is not None and first.interval.upper > epsilon:
-        raise Step.PRICE.refuse(f"the certified epsilon {first.interval.upper} exceeds the promised {epsilon}")
     return CrossCheck(_opinion(first), _opinion(second))
 
 
-def _cross_check_search(
-    release: Release, unit: PrivacyUnit, delta: float, epsilon: float | None, tries: RandomTries
-) -> CrossCheck:
+def _two_prices_of_search(release: Release, unit: PrivacyUnit, delta: float, tries: RandomTries) -> CrossCheck:
     """A search is priced from closed divergences, and again from divergences by quadrature that must not be larger."""
     # Imported when used: it loads numerical libraries that `privfair calibrate --help` must not wait for.
     from calibrate.search_cost import price_search, second_price
@@ -117,8 +122,6 @@ def _cross_check_search(
             f"the search costs {first.interval.upper} by closed formulas and {second.interval.upper} by quadrature",
             "report the event as a bug; until it is fixed, sign single runs",
         )
-    if epsilon is not None and first.interval.upper > epsilon:
-        raise Step.PRICE.refuse(f"the certified epsilon {first.interval.upper} exceeds the promised {epsilon}")
     return CrossCheck(first, second)
 
 
@@ -137,7 +140,7 @@ def _words(priced: Priced) -> str:
 
 @final
 @dataclass(frozen=True)
-class BudgetDraft:
+class BudgetDraft(NeverPickled):
     """A document whose event was priced twice in this process, so that signing it needs no further price."""
 
     document: BudgetDocument
@@ -148,9 +151,6 @@ class BudgetDraft:
     def __post_init__(self, seal: object) -> None:
         if seal is not _SEAL:
             raise TypeError("only calibrate.manifest.draft makes a BudgetDraft")
-
-    def __reduce__(self) -> NoReturn:
-        raise TypeError("a document is passed on as its signed bytes and priced again, never pickled")
 
     @classmethod
     def from_check(

@@ -44,6 +44,13 @@ _NOT_YET_READ = datetime.max.replace(tzinfo=UTC)
 """For the time of issue, while the content that tells it may not be parsed yet."""
 
 
+class NeverPickled:
+    """What was checked in this process vouches for nothing in another."""
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("it is passed on as its signed bytes and checked again, never pickled")
+
+
 @dataclass(frozen=True)
 class Signature:
     """Somebody's verified signature."""
@@ -54,7 +61,7 @@ class Signature:
 
 @final
 @dataclass(frozen=True)
-class AuthenticManifest:
+class AuthenticManifest(NeverPickled):
     """Signed by every role of the trust file, understood, and in force. Not yet tied to a run."""
 
     document: BudgetDocument
@@ -74,9 +81,6 @@ class AuthenticManifest:
 
     def __post_init__(self, seal: object) -> None:
         _refuse_without_seal(seal, "AuthenticManifest", "authenticate")
-
-    def __reduce__(self) -> NoReturn:
-        raise TypeError("a manifest is passed on as its signed bytes and verified again, never pickled")
 
 
 @final
@@ -112,7 +116,7 @@ class IntendedRun:
 
 @final
 @dataclass(frozen=True)
-class VerifiedManifest:
+class VerifiedManifest(NeverPickled):
     """An authentic manifest for exactly this plan and this data: what the ledger claims and the gate obeys."""
 
     authentic: AuthenticManifest
@@ -121,9 +125,6 @@ class VerifiedManifest:
 
     def __post_init__(self, seal: object) -> None:
         _refuse_without_seal(seal, "VerifiedManifest", "verify")
-
-    def __reduce__(self) -> NoReturn:
-        raise TypeError("a manifest is passed on as its signed bytes and verified again, never pickled")
 
     @property
     def document(self) -> BudgetDocument:
