@@ -67,7 +67,7 @@ def explain(
     """
     if not plan.values():
         return ()
-    own = _Case("as planned", plan.template(), plan.unit, plan.values()[-1 if _is_steffle(plan) else 0])
+    own = _planned("as planned", plan)
     base = _solve(own, target, None)
     found, cases = [base], tuple(_cases(plan, own))
     for case in cases:
@@ -77,9 +77,15 @@ def explain(
     return tuple(found)
 
 
-def _is_steffle(plan: Plan) -> bool:
-    """h_W is SteFFLe's reference value: its sensitivity needs neither L nor D."""
-    return isinstance(plan, StefflePlan)
+def _planned(description: str, plan: Plan) -> _Case:
+    """A plan as it is. h_W is SteFFLe's reference value: its sensitivity needs neither L nor D."""
+    reference = plan.values()[-1 if isinstance(plan, StefflePlan) else 0]
+    return _Case(description, plan.template(), plan.unit, reference)
+
+
+def _separately(sampling: Poisson, plan: Plan) -> Release:
+    """All rounds with each value on a batch of its own."""
+    return Repeated(InSequence(tuple(Sampled(sampling, value.release()) for value in plan.values())), plan.rounds)
 
 
 def _solve(case: _Case, target: EpsilonDelta, base: float | None) -> Alternative:
@@ -112,11 +118,9 @@ def _steffle(plan: StefflePlan, own: _Case) -> Iterator[_Case]:
             continue
         batch = plan.silo_size if sampling is SamplingName.FULL else plan.batch_size
         other = replace(plan, sampling=sampling, batch_size=batch)
-        yield _Case(f"{sampling.value} batches", other.template(), other.unit, other.values()[-1])
+        yield _planned(f"{sampling.value} batches", other)
     if plan.histogram_noise_ratio is None:
-        paid = replace(plan, histogram_noise_ratio=1.0)
-        description = "also paying for a noisy attribute histogram"
-        yield _Case(description, paid.template(), paid.unit, paid.values()[-1])
+        yield _planned("also paying for a noisy attribute histogram", replace(plan, histogram_noise_ratio=1.0))
     yield _Case(
         "charging h_W alone",
         plan.publish((replace(own.value, noise_multiplier=1.0),), plan.once()),
@@ -144,10 +148,9 @@ def _fedfdp(plan: FedfdpPlan, own: _Case) -> Iterator[_Case]:
         own.value,
         "the loss of the same batch is published too",
     )
-    separate = InSequence(tuple(Sampled(sampling, value.release()) for value in values))
     yield _Case(
         "gradient and loss priced as if on separate batches",
-        with_once(Repeated(separate, plan.rounds), plan.once()),
+        with_once(_separately(sampling, plan), plan.once()),
         plan.unit,
         own.value,
         "both are computed on the same batch",
@@ -165,8 +168,7 @@ def _fpfl(plan: FpflPlan, own: _Case) -> Iterator[_Case]:
     for sampling in COHORTS:
         if sampling is not plan.sampling:
             other = replace(plan, sampling=sampling)
-            description = f"{sampling.value} cohorts ({other.unit.relation.value})"
-            yield _Case(description, other.template(), other.unit, own.value)
+            yield _planned(f"{sampling.value} cohorts ({other.unit.relation.value})", other)
     if plan.sampling is SamplingName.FIXED:
         printed = replace(own.value, noise_multiplier=2.0)
         yield _Case(
@@ -189,13 +191,10 @@ def _fpfl(plan: FpflPlan, own: _Case) -> Iterator[_Case]:
 def _mmd(plan: MmdFedavgPlan, own: _Case) -> Iterator[_Case]:
     for mechanism in NoiseKind:
         if mechanism is not plan.mechanism:
-            other = replace(plan, mechanism=mechanism)
-            description = f"{mechanism.value} noise on the predictions"
-            yield _Case(description, other.template(), other.unit, other.values()[0])
+            yield _planned(f"{mechanism.value} noise on the predictions", replace(plan, mechanism=mechanism))
     if plan.update_clip is not None:
         bare = replace(plan, users=None, cohort=None, update_clip=None)
-        description = "the predictions alone, with the updates unprotected"
-        yield _Case(description, bare.template(), bare.unit, own.value)
+        yield _planned("the predictions alone, with the updates unprotected", bare)
     yield _Case(
         "charging one group's predictions only",
         plan.publish((plan.values()[0], *plan.values()[plan.groups :]), plan.once()),
@@ -223,20 +222,16 @@ def _gaussian(plan: GaussianPlan, own: _Case) -> Iterator[_Case]:
     for relation in (Relation.ADD_REMOVE, Relation.REPLACE_ONE):
         # Random allocation is priced for added and removed records alone.
         if relation is not plan.relation and plan.sampling is SamplingName.POISSON:
-            other = replace(plan, relation=relation)
-            yield _Case(f"relation {relation.value}", other.template(), other.unit, own.value)
+            yield _planned(f"relation {relation.value}", replace(plan, relation=relation))
     if plan.sampling_rate < 1:
         if plan.sampling is not SamplingName.POISSON:
-            independent = _with_poisson(plan, plan.sampling_rate)
-            yield _Case("Poisson batches of the same rate", independent.template(), independent.unit, own.value)
-        full = _with_poisson(plan, 1.0)
-        yield _Case("the full data in every round", full.template(), full.unit, own.value)
+            yield _planned("Poisson batches of the same rate", _with_poisson(plan, plan.sampling_rate))
+        yield _planned("the full data in every round", _with_poisson(plan, 1.0))
     sampling = plan.batch_sampling()
     if len(plan.ratios) > 1 and isinstance(sampling, Poisson):
-        separate = InSequence(tuple(Sampled(sampling, value.release()) for value in plan.values()))
         yield _Case(
             "the values priced as if on separate batches",
-            Repeated(separate, plan.rounds),
+            _separately(sampling, plan),
             plan.unit,
             own.value,
             "they are computed on the same batch",
