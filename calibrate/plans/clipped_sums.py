@@ -21,7 +21,6 @@ from calibrate.plans.plan import (
     check_sampling,
     normalisation_statistics,
     of_one_batch,
-    optional_ratio,
     sampling_flag,
     unpaid_normalisation,
     with_once,
@@ -63,13 +62,10 @@ class FedfdpPlan(Plan):
     normalisation_clip: Annotated[float, NORMALISATION_CLIP_FLAG] = 1.0
 
     def __post_init__(self) -> None:
-        rate("sampling-rate", self.sampling_rate)
-        count("rounds", self.rounds)
-        positive("clip", self.clip)
-        positive("loss-clip", self.loss_clip)
-        positive("loss-noise-ratio", self.loss_noise_ratio)
-        optional_ratio("normalisation-noise-ratio", self.normalisation_noise_ratio)
-        positive("normalisation-clip", self.normalisation_clip)
+        self._check_each(rate, "sampling_rate")
+        self._check_each(count, "rounds")
+        self._check_each(positive, "clip", "loss_clip", "loss_noise_ratio")
+        self._check_each(positive, "normalisation_noise_ratio", "normalisation_clip")
 
     @property
     def unit(self) -> PrivacyUnit:
@@ -149,10 +145,8 @@ class FpflPlan(Plan):
     def __post_init__(self) -> None:
         check_sampling(self.sampling, *COHORTS)
         check_cohort(self.users, self.cohort)
-        count("rounds", self.rounds)
-        positive("clip", self.clip)
-        optional_ratio("normalisation-noise-ratio", self.normalisation_noise_ratio)
-        positive("normalisation-clip", self.normalisation_clip)
+        self._check_each(count, "rounds")
+        self._check_each(positive, "clip", "normalisation_noise_ratio", "normalisation_clip")
 
     @property
     def unit(self) -> PrivacyUnit:

@@ -115,10 +115,8 @@ class FairPluginPlan(Plan):
     def __post_init__(self) -> None:
         count("rounds", self.rounds, least=3)
         count("groups", self.groups, least=2)
-        for name in ("clip", "group_clip", "count_clip"):
-            positive(name.replace("_", "-"), getattr(self, name))
-        for name in ("group_share", "rate_share", "flip_share"):
-            open_unit(name.replace("_", "-"), getattr(self, name))
+        self._check_each(positive, "clip", "group_clip", "count_clip")
+        self._check_each(open_unit, "group_share", "rate_share", "flip_share")
         if self.score_share <= 0:
             given = (self.group_share, self.rate_share, self.flip_share)
             raise InvalidInput("shares", given, "leave nothing for the outcome's model", "let them add up to below 1")

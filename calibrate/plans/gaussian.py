@@ -334,15 +334,8 @@ class OwnLoopPlan(Plan):
                 raise InvalidInput(flag, None, f"is needed for {self.sampling.value} batches", f"give {flag}")
             if name not in wanted and given is not None:
                 raise InvalidInput(flag, given, f"has no meaning for {self.sampling.value} batches", "drop it")
-        if self.sampling_rate is not None:
-            rate("sampling-rate", self.sampling_rate)
-        for flag, size in (
-            ("batches", self.batches),
-            ("batch-limit", self.batch_limit),
-            ("most-units", self.most_units),
-        ):
-            if size is not None:
-                count(flag, size)
+        self._check_each(rate, "sampling_rate")
+        self._check_each(count, "batches", "batch_limit", "most_units")
         if self.batch_size is not None and count("batch-size", self.batch_size) > self.units:
             raise InvalidInput("batch-size", self.batch_size, f"exceeds the {self.units} units", "use a smaller batch")
 

@@ -20,7 +20,6 @@ from calibrate.plans.plan import (
     NoisyValue,
     Plan,
     attribute_histogram,
-    optional_ratio,
     with_once,
 )
 from calibrate.privacy_unit import NoiseKind, PrivacyUnit, Protected, Relation
@@ -78,11 +77,8 @@ class MmdFedavgPlan(Plan):
 
     def __post_init__(self) -> None:
         count("groups", self.groups, least=2)
-        count("group-size", self.group_size)
-        count("samples-per-group", self.samples_per_group)
-        count("rounds", self.rounds)
-        positive("update-noise-ratio", self.update_noise_ratio)
-        optional_ratio("histogram-noise-ratio", self.histogram_noise_ratio)
+        self._check_each(count, "group_size", "samples_per_group", "rounds")
+        self._check_each(positive, "update_noise_ratio", "histogram_noise_ratio")
         if self.samples_per_group > self.group_size:
             raise InvalidInput(
                 "samples-per-group",

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
-from typing import ClassVar, assert_never
+from typing import Any, ClassVar, assert_never
 
 from calibrate.discrete_noise import MOST_NUMBERS, ProfileSlack, slack_of_noise
 from calibrate.errors import InvalidInput, UnsupportedCombination, positive
@@ -231,6 +231,15 @@ class Plan(ABC):
     def unprotected(self) -> tuple[str, ...]:
         """What is published without noise or is not paid for, and what must hold for that to be acceptable."""
 
+    def _check_each(self, rule: Callable[[str, Any], object], *names: str) -> None:
+        """Hold parameters to a rule of `calibrate.errors`; one that may be left out is held to it where it is given."""
+        assert is_dataclass(self)
+        optional = {field.name for field in fields(self) if field.default is None}
+        for name in names:
+            value = getattr(self, name)
+            if value is not None or name not in optional:
+                rule(name.replace("_", "-"), value)
+
     def parameters(self) -> dict[str, PlainValue]:
         """The plan's parameters as plain values; `plan_from_mapping` builds the same plan from them."""
         assert is_dataclass(self)
@@ -306,9 +315,3 @@ def with_once(rounds: Release, once: tuple[NoisyValue, ...]) -> Release:
     if not once:
         return rounds
     return InSequence((*(value.release() for value in once), rounds))
-
-
-def optional_ratio(argument: str, ratio: float | None) -> None:
-    """Check a noise ratio that may be absent because the value is not published privately."""
-    if ratio is not None:
-        positive(argument, ratio)

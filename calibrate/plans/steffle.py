@@ -22,7 +22,6 @@ from calibrate.plans.plan import (
     attribute_histogram,
     check_sampling,
     of_one_batch,
-    optional_ratio,
     sampling_flag,
     with_once,
 )
@@ -73,15 +72,10 @@ class StefflePlan(Plan):
 
     def __post_init__(self) -> None:
         check_sampling(self.sampling, *_SAMPLINGS)
-        count("silo-size", self.silo_size)
-        count("batch-size", self.batch_size)
-        count("rounds", self.rounds)
+        self._check_each(count, "silo_size", "batch_size", "rounds")
         count("groups", self.groups, least=2)
-        positive("lipschitz", self.lipschitz)
-        positive("w-radius", self.w_radius)
-        open_unit("minority-fraction", self.minority_fraction)
-        open_unit("theta-share", self.theta_share)
-        optional_ratio("histogram-noise-ratio", self.histogram_noise_ratio)
+        self._check_each(positive, "lipschitz", "w_radius", "histogram_noise_ratio")
+        self._check_each(open_unit, "minority_fraction", "theta_share")
         if self.minority_fraction * self.groups > 1 + 1e-12:
             raise InvalidInput(
                 "minority-fraction",
