@@ -223,14 +223,14 @@ _LEAST_LOG_LEVEL = -600.0
 _MOST = 450.0
 
 
-def refuted_up_to(refutes: Callable[[float], bool], first_step: float = 1.0) -> float:
+def refuted_up_to(refutes: Callable[[float], bool]) -> float:
     """The largest parameter found refuted, 0 if none; `refutes` must turn from true to false once.
 
     The refuted end of the last bracket is returned, so the answer is never above the exact one.
     """
     if not refutes(0.0):
         return 0.0
-    low, high = 0.0, first_step
+    low, high = 0.0, 1.0
     while refutes(high):
         low, high = high, 2 * high
         if high > _MOST:

@@ -18,7 +18,7 @@ from audit.coins.canary_decoder import Decoder, Seen, Views
 from audit.coins.insertion import Scaling
 from audit.report.results import Attack, CurveTest, Promise
 from audit.runs.evidence import AuditorsManifest, RunEvidence
-from audit.runs.rerun import RunWatch, rerun
+from audit.runs.rerun import Coins, RunWatch, rerun
 from audit.verdict import is_at_ceiling, manifest_curve
 from calibrate.arrays import Floats
 from calibrate.errors import count, positive
@@ -127,16 +127,16 @@ def run_canaries(
     """Toss, train, listen; as often as the effort allows."""
     # Tagged, because (seed, 0) is the stream of the bare seed, from which canaries' directions are drawn.
     random = np.random.default_rng((seed, COIN_STREAM))
-    engine = _Engine(evidence, AuditorsManifest(), np.random.default_rng((seed, NOISE_STREAM)))
+    engine = _Engine(evidence, design, AuditorsManifest(), np.random.default_rng((seed, NOISE_STREAM)))
     responses = model_response(design)
     coins, noisy, clean, models = [], [], [], []
-    for _ in range(effort.runs(lambda: _time_one_run(design, engine, seed))):
-        seen = engine.run(design, random)
-        coins.append(np.concatenate([seen.coins[silo.name] for silo in design.silos]))
-        noisy.append(_look(design, seen.watch, noise=True))
-        clean.append(_look(design, seen.watch, noise=False))
+    for _ in range(effort.runs(lambda: engine.time_one_run(seed))):
+        tossed, watch, theta = engine.run(random)
+        coins.append(np.concatenate([tossed[silo.name] for silo in design.silos]))
+        noisy.append(_look(design, watch, noise=True))
+        clean.append(_look(design, watch, noise=False))
         if responses is not None:
-            models.append(seen.theta @ responses.T)
+            models.append(theta @ responses.T)
         if progress is not None:
             progress(len(coins))
     model = np.stack(models) if models else None
@@ -144,27 +144,19 @@ def run_canaries(
 
 
 @dataclass(frozen=True, eq=False)
-class _SeenRun:
-    """One run: its coins by silo, both sides of the gate, and the final model."""
-
-    coins: dict[str, NDArray[np.int64]]
-    watch: RunWatch
-    theta: Floats
-
-
-@dataclass(frozen=True, eq=False)
 class _Engine:
     """The run's own engine on silos with canaries, each time with noise of its own."""
 
     evidence: RunEvidence
+    design: CanaryDesign
     auditor: AuditorsManifest
     seeds: np.random.Generator
 
-    def run(self, design: CanaryDesign, random: np.random.Generator) -> _SeenRun:
-        """Toss the coins of every silo, and train."""
+    def run(self, random: np.random.Generator) -> tuple[Coins, RunWatch, Floats]:
+        """Toss the coins of every silo, and train: the coins, both sides of the gate, and the final model."""
+        design, watch = self.design, RunWatch()
         coins = {silo.name: random.integers(0, 2, len(silo.canaries)) for silo in design.silos}
         silos = tuple(silo.with_coins(coins[silo.name]) for silo in design.silos)
-        watch = RunWatch()
         made = rerun(
             replace(self.evidence, algorithm=design.algorithm, silos=silos),
             self.auditor,
@@ -173,16 +165,15 @@ class _Engine:
             block=self.evidence.document.rounds,
             observer=watch,
         )
-        return _SeenRun(coins, watch, design.algorithm.theta(made.last.state).numpy().astype(np.float64))
+        return coins, watch, design.algorithm.theta(made.last.state).numpy().astype(np.float64)
 
-
-def _time_one_run(design: CanaryDesign, engine: _Engine, seed: int) -> float:
-    """The processor's time of a run with coins that are never looked at."""
-    start = time.process_time()
-    seen = engine.run(design, np.random.default_rng((seed, _PILOT_STREAM)))
-    for noise in (True, False):
-        _look(design, seen.watch, noise=noise)
-    return time.process_time() - start
+    def time_one_run(self, seed: int) -> float:
+        """The processor's time of a run with coins that are never looked at."""
+        start = time.process_time()
+        _, watch, _ = self.run(np.random.default_rng((seed, _PILOT_STREAM)))
+        for noise in (True, False):
+            _look(self.design, watch, noise=noise)
+        return time.process_time() - start
 
 
 def _look(design: CanaryDesign, watch: RunWatch, *, noise: bool) -> _Looks:

@@ -306,7 +306,7 @@ def _gradient_canaries(evidence: RunEvidence, silo: SiloTensors, numbers: NDArra
     one = torch.stack([canary_features(silo.x[0], int(number)) for number in numbers])
     zero = torch.stack([canary_features(silo.x[0], int(number) + opposite) for number in numbers])
     labels = torch.full((len(numbers),), LABEL, dtype=silo.y.dtype)
-    return _place(evidence, silo, Canaries((zero, one), (labels, labels), torch.zeros_like(labels)))
+    return _place(evidence, silo, Canaries((zero, one), labels, torch.zeros_like(labels)))
 
 
 def _place(evidence: RunEvidence, silo: SiloTensors, canaries: Canaries) -> Canaries:

@@ -129,7 +129,7 @@ class Canaries:
     """The canaries of one silo: two versions of each, side 0 and side 1 (in-or-out coins use side 1 alone)."""
 
     x: tuple[Tensor, Tensor]
-    y: tuple[Tensor, Tensor]
+    y: Tensor
     s: Tensor
     rows: Tensor | None = None
     """Which rows of the background they stand in for; None: they come after it, each a unit of its own."""
@@ -175,7 +175,7 @@ class CanarySilo:
             case _:
                 assert_never(self.meaning)
         x = torch.stack(self.canaries.x)[sides, chosen]
-        y = torch.stack(self.canaries.y)[sides, chosen]
+        y = self.canaries.y[chosen]
         if self.canaries.rows is None:
             return self._append(x, y, self.canaries.s[chosen])
         return self._replace(self.canaries.rows[chosen], x, y)

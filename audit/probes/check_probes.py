@@ -107,11 +107,7 @@ _FEWEST_ROUNDS, _MOST_VALUES = 4, 400_000
 
 
 def check_probes(
-    evidence: RunEvidence,
-    ledger: Ledger | None = None,
-    seed: int = 0,
-    rounds: int = DEFAULT_ROUNDS,
-    seconds: float = 0.0,
+    evidence: RunEvidence, ledger: Ledger | None = None, seed: int = 0, seconds: float = 0.0
 ) -> tuple[Check, ...]:
     """L0: sensitivities, isolation, neighbouring files, step counts, fresh noise and batches of the code that trained.
 
@@ -130,13 +126,13 @@ def check_probes(
         *check_scaling(evidence),
         check_files(evidence),
         check_steps(evidence, ledger),
-        *check_rehearsal(evidence, rounds),
+        *check_rehearsal(evidence),
     )
 
 
-def check_rehearsal(evidence: RunEvidence, rounds: int = DEFAULT_ROUNDS) -> tuple[Check, ...]:
-    """The part of L0 that runs the engine: steps, batches and noise of up to `rounds` rounds, and the gate alone."""
-    few = min(rounds, _affordable(evidence))
+def check_rehearsal(evidence: RunEvidence) -> tuple[Check, ...]:
+    """The part of L0 that runs the engine: steps, batches and noise of a few rounds, and the gate alone."""
+    few = min(DEFAULT_ROUNDS, _affordable(evidence))
     try:
         rehearsal = rehearse(evidence.plan_path, evidence.document, few, evidence.sites, evidence)
     except PrivfairError as refusal:

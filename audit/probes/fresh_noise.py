@@ -80,14 +80,13 @@ def _check_unpredictable(rehearsal: Rehearsal) -> tuple[Check, ...]:
         same[name, party] = apart.size >= _SHORTEST and float(apart.max(axis=1).min()) < _SAME
     for one in rehearsal.document.releases:
         if isinstance(one, RandomizedCategory):
-            same |= {(one.name, party): _same_lies(rehearsal, party, one) for party in sorted(_parties(rehearsal))}
+            same |= {
+                (one.name, party): _same_lies(rehearsal, party, one)
+                for party in sorted({one.party for one in rehearsal.again})
+            }
     repeated = [f"{name} of {party}" for (name, party), found in same.items() if found]
     text = f"the same noise in {repeated[0]}" if repeated else f"other noise in all {len(same)} values"
     return (passed_if(Layer.PROBE, "noise follows from no papers", not repeated, text),)
-
-
-def _parties(rehearsal: Rehearsal) -> set[str]:
-    return {one.party for one in rehearsal.again}
 
 
 def _same_lies(rehearsal: Rehearsal, party: str, value: RandomizedCategory) -> bool:

@@ -65,36 +65,36 @@ def check_papers(evidence: Papers, ledger: Ledger | None) -> tuple[Check, ...]:
 def check_signatures(evidence: Papers) -> Check:
     """Whether trusted keys signed; not known where nobody's signature was checked."""
     if evidence.authentic is None:
-        return _unknown("signatures", "no trust file was given, so nobody's signature was checked")
+        return unknown("signatures", "no trust file was given, so nobody's signature was checked")
     signers = ", ".join(signature.role.value for signature in evidence.authentic.signatures)
     remark = evidence.authentic.remark
-    return _check("signatures", True, f"signed by {signers}" + ("" if remark is None else f". {remark}"))
+    return agreed("signatures", True, f"signed by {signers}" + ("" if remark is None else f". {remark}"))
 
 
 def _papers(evidence: RunEvidence, ledger: Ledger | None) -> Iterator[Check]:
     document = evidence.document
     yield check_signatures(evidence)
     plan = hashlib.sha256(evidence.folder.plan.read_bytes()).hexdigest()
-    yield _check("plan", plan == document.config_digest, "the plan is the signed one, byte for byte")
+    yield agreed("plan", plan == document.config_digest, "the plan is the signed one, byte for byte")
     misfit = misfit_of_data(document, evidence.data.binding)
-    yield _check("data", misfit is None, "silos, sizes and schema of the data are as signed")
+    yield agreed("data", misfit is None, "silos, sizes and schema of the data are as signed")
     yield from _transcript_and_ledger(evidence, ledger)
 
 
 def _transcript_and_ledger(evidence: Papers, ledger: Ledger | None) -> Iterator[Check]:
     header = evidence.transcript.header
-    yield _check(
+    yield agreed(
         "transcript names the manifest", header.manifest_digest == evidence.manifest_digest, header.manifest_digest
     )
     if ledger is None:
-        yield _unknown("ledger", "no ledger was given, so charges were not compared")
+        yield unknown("ledger", "no ledger was given, so charges were not compared")
         return
     try:
         agreement = evidence.transcript.verify_against(ledger)
         missing = len(agreement.unrecorded)
-        yield _check("ledger", True, f"{agreement.recorded} releases recorded, {missing} charged but not recorded")
+        yield agreed("ledger", True, f"{agreement.recorded} releases recorded, {missing} charged but not recorded")
     except Refused as refusal:
-        yield _check("ledger", False, str(refusal))
+        yield agreed("ledger", False, str(refusal))
 
 
 def check_transcript(evidence: Papers, ledger: Ledger | None) -> tuple[Check, ...]:
@@ -106,11 +106,11 @@ def _publications(evidence: Papers) -> Iterator[Check]:
     allowed = {value.name: value.publications for value in evidence.document.releases}
     sent = Counter((release.party, release.name) for release in evidence.transcript.releases())
     over = [f"{name} of {party}: {times}" for (party, name), times in sent.items() if times > allowed.get(name, 0)]
-    yield _check("publications", not over, "; ".join(over) or "nothing undeclared, and nothing more often than signed")
+    yield agreed("publications", not over, "; ".join(over) or "nothing undeclared, and nothing more often than signed")
     last = max((release.round for release in evidence.transcript.releases()), default=-1)
-    yield _check("rounds", last < evidence.document.rounds, f"{last + 1} rounds of {evidence.document.rounds} signed")
+    yield agreed("rounds", last < evidence.document.rounds, f"{last + 1} rounds of {evidence.document.rounds} signed")
     yield from _on_the_grid(evidence)
-    yield _check("transcript is whole", evidence.transcript.ending is Ending.CLOSED, evidence.transcript.ending.value)
+    yield agreed("transcript is whole", evidence.transcript.ending is Ending.CLOSED, evidence.transcript.ending.value)
 
 
 def _on_the_grid(evidence: Papers) -> Iterator[Check]:
@@ -132,20 +132,20 @@ def _on_the_grid(evidence: Papers) -> Iterator[Check]:
         whole = evidence.document.retention is None
         on = f"all {values} values" if whole else f"all {values} values that are kept; the others were when published"
         text = f"between the steps lie {', '.join(off)}" if off else on
-        yield _check("published on the signed grid", not off, text)
+        yield agreed("published on the signed grid", not off, text)
 
 
 def check_price(evidence: Papers) -> Check:
     """Whether two accountants find the signed noise within the promise today."""
     if isinstance(evidence.document.guarantee, NoPrivacyPromised):
-        return _unknown("price", "no privacy is promised, so there is nothing to price")
+        return unknown("price", "no privacy is promised, so there is nothing to price")
     try:
         fresh = recompute(evidence.document)
     except Refused as refusal:
-        return _check("price", False, str(refusal))
+        return agreed("price", False, str(refusal))
     assert fresh is not None
     names = f"{fresh.first.accountant} and {fresh.second.accountant}"
-    return _check("price", True, f"recomputed by {names}: within the promise")
+    return agreed("price", True, f"recomputed by {names}: within the promise")
 
 
 def _last_position(evidence: RunEvidence) -> Position[Any] | None:
@@ -157,7 +157,7 @@ def check_kept(evidence: RunEvidence) -> Iterator[Check]:
     every, transcript = evidence.document.retention, evidence.transcript
     if transcript.header.retention != every:
         signed, found = (one or 1 for one in (every, transcript.header.retention))
-        yield _check("retention", False, f"the transcript keeps one step in {found}, signed is one in {signed}")
+        yield agreed("retention", False, f"the transcript keeps one step in {found}, signed is one in {signed}")
         return
     if every is None:
         return
@@ -171,20 +171,20 @@ def check_kept(evidence: RunEvidence) -> Iterator[Check]:
             other.append(one.step)
     missing = sorted(set(range(0, steps, every)) - kept)
     text = f"{len(kept)} of {steps} steps are kept in full, all values by their digests (one step in {every} is signed)"
-    yield _check("retention", not missing, f"step {missing[0]} is not kept; {text}" if missing else text)
+    yield agreed("retention", not missing, f"step {missing[0]} is not kept; {text}" if missing else text)
     if other:
         why = f"step {other[0]} leads to a state with another digest: it was changed, or this machine rounds otherwise"
-        yield _unknown("kept steps lead to the next state", why)
+        yield unknown("kept steps lead to the next state", why)
     else:
-        yield _check("kept steps lead to the next state", True, f"{led} states, to the bit")
+        yield agreed("kept steps lead to the next state", True, f"{led} states, to the bit")
 
 
 def check_model(folder: RunFolder, model: Model, algorithm: Algorithm[Any], position: Position[Any] | None) -> Check:
     """Whether the saved model is the one that the run's last position leads to."""
     if not folder.model.exists():
-        return _unknown("model", "the run has saved no model")
+        return unknown("model", "the run has saved no model")
     if position is None:
-        return _unknown("model follows from the transcript", "of the last step only digests are kept")
+        return unknown("model follows from the transcript", "of the last step only digests are kept")
     saved = load_theta(folder, model)
     redone = algorithm.theta(position.state).to(saved.dtype)
     off = float((saved - redone).abs().max()) if saved.numel() else 0.0
@@ -194,18 +194,18 @@ def check_model(folder: RunFolder, model: Model, algorithm: Algorithm[Any], posi
     text = f"largest difference {off:.3g}" + (
         f"; the file holds {beside} bytes beside the parameters" if beside else ""
     )
-    return _check("model follows from the transcript", off <= _CLOSE and not beside, text)
+    return agreed("model follows from the transcript", off <= _CLOSE and not beside, text)
 
 
 def _sampling(evidence: RunEvidence) -> Iterator[Check]:
     if evidence.batches is None:
         if not evidence.batches_known:
-            yield _unknown("batches", "they are secret, so how they were drawn cannot be seen")
+            yield unknown("batches", "they are secret, so how they were drawn cannot be seen")
         return
     scheme = evidence.batches.header.sampling
     declared = tuple(declaration.scheme for declaration in evidence.document.sampling)
     promised = not isinstance(evidence.document.guarantee, NoPrivacyPromised)
-    yield _check("sampling is the signed one", not promised or declared == (scheme,), type(scheme).__name__)
+    yield agreed("sampling is the signed one", not promised or declared == (scheme,), type(scheme).__name__)
     rounds = evidence.finished
     drawn = {s.name: {r: np.asarray(evidence.batch(r, s)) for r in rounds} for s in evidence.silos}
     sensitive = sensitive_silos(evidence.algorithm, evidence.silos)
@@ -214,12 +214,12 @@ def _sampling(evidence: RunEvidence) -> Iterator[Check]:
             wrong = wrong_answers(silo, evidence.silos, drawn, sensitive)
         else:
             wrong = wrong_batches(scheme, silo.units, drawn[silo.name], _RARE)
-        yield _check(f"batches of {silo.name}", wrong is None, wrong or f"{len(rounds)} batches, drawn as declared")
+        yield agreed(f"batches of {silo.name}", wrong is None, wrong or f"{len(rounds)} batches, drawn as declared")
 
 
-def _check(name: str, condition: bool, finding: str) -> Check:
+def agreed(name: str, condition: bool, finding: str) -> Check:
     return passed_if(Layer.CONFORMANCE, name, condition, finding)
 
 
-def _unknown(name: str, why: str) -> Check:
+def unknown(name: str, why: str) -> Check:
     return not_possible(Layer.CONFORMANCE, name, why)

@@ -23,7 +23,15 @@ from scipy.special import chdtr
 
 from audit.probes.batches import wrong_batches
 from audit.report.results import Check, Layer, not_possible, passed_if
-from audit.runs.conformance import check_model, check_papers, check_price, check_signatures, check_transcript
+from audit.runs.conformance import (
+    agreed,
+    check_model,
+    check_papers,
+    check_price,
+    check_signatures,
+    check_transcript,
+    unknown,
+)
 from audit.runs.noise import ALL_MEASURED, DEFAULT_ALPHA
 from calibrate.arrays import Floats
 from calibrate.errors import PrivfairError, Refused
@@ -134,7 +142,7 @@ def check_sites(papers: SitePapers, sites: SitesInHand) -> tuple[Check, ...]:
 def _common(papers: SitePapers) -> Iterator[Check]:
     yield check_signatures(papers)
     plan = hashlib.sha256(papers.folder.plan.read_bytes()).hexdigest()
-    yield _check("plan", plan == papers.document.config_digest, "the plan is the signed one, byte for byte")
+    yield agreed("plan", plan == papers.document.config_digest, "the plan is the signed one, byte for byte")
     yield check_price(papers)
 
 
@@ -144,7 +152,7 @@ def _part(papers: SitePapers, part: SitePart, sites: SitesInHand) -> Iterator[Ch
     bound = {one.ledger for one in papers.document.ledgers if one.silo in (None, part.name)}
     if bound:
         right = part.transcript.header.ledger in bound
-        yield _check(f"signed ledger of {part.name}", right, part.transcript.header.ledger)
+        yield agreed(f"signed ledger of {part.name}", right, part.transcript.header.ledger)
     yield from _receipt(part, sites.keys.get(part.name))
 
 
@@ -152,32 +160,32 @@ def _receipt(part: SitePart, key: PublicKey | None) -> Iterator[Check]:
     """The party's own word: that its ledger was closed over this transcript, signed by its key if it has one."""
     name, path = f"receipt of {part.name}", part.folder.receipts
     if not path.exists():
-        yield _unknown(name, "the site handed none over")
+        yield unknown(name, "the site handed none over")
         return
     statement = dict(part.folder.read_json(path))
     signed = statement.pop("signed", None)
     right = statement.get("transcript") == part.transcript.digest and statement.get("party") == part.name
-    yield _check(name, right, "it names this transcript" if right else "it names another transcript or party")
+    yield agreed(name, right, "it names this transcript" if right else "it names another transcript or party")
     if key is None:
-        yield _unknown(f"signature under the {name}", "no public key of the silo was given")
+        yield unknown(f"signature under the {name}", "no public key of the silo was given")
         return
     try:
         opened = open_envelope(str(signed).encode())
         check_signature(opened, key)
         same = opened.payload == canonical(statement)
-        yield _check(f"signature under the {name}", same, f"by {key.key_id[:16]}" if same else "of another receipt")
+        yield agreed(f"signature under the {name}", same, f"by {key.key_id[:16]}" if same else "of another receipt")
     except (BrokenEnvelope, BadSignature) as broken:
-        yield _check(f"signature under the {name}", False, str(broken))
+        yield agreed(f"signature under the {name}", False, str(broken))
 
 
 def _whole(papers: SitePapers) -> Iterator[Check]:
     merged = papers.transcript
     made = is_merged_from(merged, papers.parts)
-    yield _check("merged transcript", made, f"of {len(papers.parts)} parties" if made else "holds what no site sent")
+    yield agreed("merged transcript", made, f"of {len(papers.parts)} parties" if made else "holds what no site sent")
     unit = papers.document.guarantee.privacy_unit()
     facts, binding = site_facts(papers.plan.data, central=papers.plan.recipe.central, unit=unit)
     signed = papers.document.data
-    yield _check("data", binding == signed, "silos, sizes and schema of the plan are as signed")
+    yield agreed("data", binding == signed, "silos, sizes and schema of the plan are as signed")
     model, algorithm = build(papers.plan, facts, signed_parameters(papers.document), signed, papers.document)
     last = last_position(algorithm, merged, read_sessions(papers.folder.sessions))
     yield check_model(papers.folder, model, algorithm, last)
@@ -187,7 +195,7 @@ def _half(papers: SitePapers) -> Iterator[Check]:
     others = len(papers.document.data.silos) - len(papers.parts)
     if others:
         why = f"what {others} other parties published is needed to redo the states; gather the run"
-        yield _unknown("model follows from the transcripts", why)
+        yield unknown("model follows from the transcripts", why)
 
 
 def _records(papers: SitePapers, sites: SitesInHand) -> Iterator[Check]:
@@ -204,9 +212,9 @@ def _records(papers: SitePapers, sites: SitesInHand) -> Iterator[Check]:
                 (found,) = load_site_data(plan.data, own, central=plan.recipe.central, unit=unit).binding.silos
                 units, digest = found.size, document.data.schema_digest
                 misfit = misfit_of_data(document, DataBinding.of(digest, [(found.name, found.size)]), (signed,))
-                yield _check(f"records of {part.name}", misfit is None, misfit or "as many as signed, of this schema")
+                yield agreed(f"records of {part.name}", misfit is None, misfit or "as many as signed, of this schema")
             except PrivfairError as refusal:
-                yield _check(f"records of {part.name}", False, str(refusal))
+                yield agreed(f"records of {part.name}", False, str(refusal))
         if part.batches is not None and units is not None:
             drawn = part.drawn()
             sampling = part.batches.header.sampling
@@ -214,7 +222,7 @@ def _records(papers: SitePapers, sites: SitesInHand) -> Iterator[Check]:
                 wrong = _asked_too_often(drawn, units, most_participations(sampling, document.rounds))
             else:
                 wrong = wrong_batches(sampling, units, drawn, _RARE)
-            yield _check(f"batches of {part.name}", wrong is None, wrong or f"{len(drawn)}, drawn as declared")
+            yield agreed(f"batches of {part.name}", wrong is None, wrong or f"{len(drawn)}, drawn as declared")
     yield from _asked_records(papers, sites)
     if not papers.covered_by(sites):
         why = "the records of all silos are needed (--data SILO=FILE for each) in a gathered run"
@@ -241,21 +249,13 @@ def _asked_records(papers: SitePapers, sites: SitesInHand) -> Iterator[Check]:
             if asked != set(numbers[registry]) & set().union(*(one.get(step, set()) for one in holders))
         ]
         finding = f"step {wrong[0]} is not what the holders drew" if wrong else f"{len(drawn[registry])} steps"
-        yield _check(f"records that {registry} was asked for", not wrong, finding)
+        yield agreed(f"records that {registry} was asked for", not wrong, finding)
 
 
 def _asked_too_often(drawn: Mapping[int, Indexes], units: int, most: int) -> str | None:
     """A registry draws nothing: what was priced is how often each of its records takes part."""
     times = np.bincount(np.concatenate([*drawn.values(), np.zeros(0, dtype=np.int64)]), minlength=units)
     return None if times.max(initial=0) <= most else f"a record takes part {times.max()} times, and {most} were priced"
-
-
-def _check(name: str, condition: bool, finding: str) -> Check:
-    return passed_if(Layer.CONFORMANCE, name, condition, finding)
-
-
-def _unknown(name: str, why: str) -> Check:
-    return not_possible(Layer.CONFORMANCE, name, why)
 
 
 # A loop of somebody's own (`privfair.BudgetedRun`).
@@ -312,17 +312,17 @@ def _configuration(evidence: LoopEvidence) -> Check:
         found, text = hashlib.sha256(plan.read_bytes()).hexdigest(), "the plan is the signed one, byte for byte"
     else:
         found, text = plan_digest(document.algorithm, document.parameters), "no plan file: the signed parameters"
-    return _check("plan", found == document.config_digest, text)
+    return agreed("plan", found == document.config_digest, text)
 
 
 def _batches(evidence: LoopEvidence) -> Iterator[Check]:
     if not evidence.document.sampling:
         return
     if evidence.batches is None:
-        yield _unknown("batches", "they are secret, so how they were drawn cannot be seen")
+        yield unknown("batches", "they are secret, so how they were drawn cannot be seen")
         return
     scheme, declared = evidence.batches.header.sampling, evidence.document.sampling[0].scheme
-    yield _check("sampling is the signed one", scheme == declared, type(scheme).__name__)
+    yield agreed("sampling is the signed one", scheme == declared, type(scheme).__name__)
     rounds = sorted({release.round for release in evidence.transcript.releases()})
     sizes = {silo.name: silo.size for silo in evidence.document.data.silos}
     for party in evidence.transcript.header.parties:
@@ -330,7 +330,7 @@ def _batches(evidence: LoopEvidence) -> Iterator[Check]:
         drawn = {number: np.asarray(batches.batch(number, party), dtype=np.int64) for number in rounds}
         wrong = wrong_batches(scheme, sizes[party], drawn, _RARE)
         finding = wrong or f"{len(rounds)} batches, drawn as declared"
-        yield _check(f"batches of {party}", wrong is None, finding)
+        yield agreed(f"batches of {party}", wrong is None, finding)
 
 
 def _noise(evidence: LoopEvidence) -> Iterator[Check]:

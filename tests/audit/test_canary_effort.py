@@ -44,7 +44,7 @@ def test_coins_noise_and_directions_come_from_different_streams() -> None:
 def test_a_canary_in_a_records_place_is_no_coin_of_add_remove() -> None:
     zeros = torch.zeros(3, dtype=torch.int64)
     silo = SiloTensors("north", torch.zeros(3, 2), zeros, zeros)
-    canaries = Canaries((silo.x[:1], silo.x[:1]), (zeros[:1], zeros[:1]), zeros[:1], rows=torch.tensor([0]))
+    canaries = Canaries((silo.x[:1], silo.x[:1]), zeros[:1], zeros[:1], rows=torch.tensor([0]))
     CanarySilo(silo, 3, canaries, CoinMeaning.ONE_OF_TWO)
     with pytest.raises(UnsupportedCombination, match="add-remove"):
         CanarySilo(silo, 3, canaries, CoinMeaning.IN_OR_OUT)
