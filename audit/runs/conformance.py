@@ -218,8 +218,10 @@ def _sampling(evidence: RunEvidence) -> Iterator[Check]:
 
 
 def agreed(name: str, condition: bool, finding: str) -> Check:
+    """A check of conformance that passed or failed."""
     return passed_if(Layer.CONFORMANCE, name, condition, finding)
 
 
 def unknown(name: str, why: str) -> Check:
+    """A question of conformance that cannot be answered, with the reason."""
     return not_possible(Layer.CONFORMANCE, name, why)
