@@ -28,18 +28,10 @@ from privfair.federation.sockets import SocketTransport
 from privfair.federation.wire import Transport
 from privfair.ledger import Ledger
 from privfair.models.model import Model
+from privfair.plan.plan import AS_IT_IS, ThresholdRule
 from privfair.run.federated import train_over
 from privfair.run.folder import RunFolder, load_theta
-from privfair.run.metrics import (
-    AS_IT_IS,
-    UNDECIDED,
-    Decision,
-    HeldOutRecords,
-    MetricsLog,
-    ThresholdRule,
-    decide,
-    measure_thresholds,
-)
+from privfair.run.metrics import UNDECIDED, Decision, HeldOutRecords, MetricsLog, decide, measure_thresholds
 from privfair.run.prepare import PreparedRun, prepare_run
 from privfair.run.public import Measure, Progress, PublicRun, read_signed_plan
 from privfair.run.record import RunRecord
@@ -190,8 +182,8 @@ def train(
         root: the public key that signs the trust file, if one does.
         anchor: the ledger's anchor file; by default beside a ledger file.
         progress: called after each step.
-        threshold: how the threshold of predictions is chosen (`privfair.run.metrics.ThresholdRule`); one half unless
-            given.
+        threshold: how the threshold of predictions is chosen (`privfair.plan.plan.ThresholdRule`); as the plan's
+            [decision] has it unless given.
 
     Guarantee: nothing computed from training records leaves except through the gate, under the signed manifest
     and its ledger. What that promises, to whom, is the manifest's to say; it is repeated in the result. Metrics
@@ -243,7 +235,7 @@ def execute(
                 record, best = run_search(prepared, folder, book, trust)
             else:
                 record = session.resume() if going_on else session.begin()
-            decision = _decide(prepared, folder, threshold)
+            decision = _decide(prepared, folder, prepared.plan.file.decision if threshold == AS_IT_IS else threshold)
         except OSError as error:
             raise RunStopped(
                 f"the run in {folder.path} stopped after step {session.measuring.step}: {error}; fix that, then go on "

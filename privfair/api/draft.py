@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 from calibrate.budget import calibrate_plan
 from calibrate.errors import InvalidInput, UnsupportedCombination
@@ -25,6 +25,8 @@ from privfair.federation.coordinator import PublicFacts
 from privfair.federation.local_party import require_declared
 from privfair.plan.data import DataPlan, SiteSource, read_data_plan
 from privfair.plan.plan import Plan, SearchPlan, search_plan
+from privfair.plan.plan import Promise as Promise
+from privfair.plan.plan import Unprotected as Unprotected
 from privfair.plan.privacy import Parameters, Unpriced, unpromised_parameters
 from privfair.plan.training import TrainingPlan, plugin_digests, training_plan
 from privfair.run.public import build
@@ -33,15 +35,7 @@ _SIZE_PARAMETERS = {"silo_size": 1, "users": 1, "group_size": 2, "units": 1}
 """Which parameter of a plan tells how many units there are, and how many times over."""
 
 
-@dataclass(frozen=True)
-class Unprotected:
-    """Ask for a document that promises nothing, and say why: all outputs show it."""
-
-    why: str
-
-
 _NO_WISHES = Issuer()
-Promise = Literal["calibrated", "as-printed"] | Unprotected
 
 
 def draft(
@@ -52,15 +46,14 @@ def draft(
     Args:
         file: the plan.
         issuer: what follows from no plan: ledgers, lifetime, justification.
-        promise: "calibrated" for the smallest noise that meets the target, "as-printed" for the noise with which its
-            paper claims to, `Unprotected` for none at all.
+        promise: what the plan's `guarantee` says, unless that is "calibrated" and another one is asked for here.
         target: the plan's own [target] unless it was given by flags.
 
     Guarantee: all but nonce and validity is a function of the plan, the data it names, the issuer, the promise and the
     target, so whoever has them can draft again and compare.
     """
-    if isinstance(promise, Unprotected) and not promise.why.strip():
-        raise InvalidInput("--no-privacy", promise.why, "needs a reason, which all outputs show", "give one")
+    promise = file.guarantee if promise == "calibrated" else promise
+    issuer = replace(issuer, research_noise=issuer.research_noise or file.research_noise)
     if promise != "calibrated" and file.search is not None:
         raise InvalidInput("[search]", "(a table)", "belongs to a promise of this plan's own", "drop it, try by hand")
     if isinstance(promise, Unprotected):

@@ -1,4 +1,4 @@
-"""`privfair calibrate`: how much noise an algorithm needs, and the manifest that is signed for it."""
+"""`privfair calibrate`: how much noise an algorithm's theorem needs, by options made from its plan type."""
 
 from __future__ import annotations
 
@@ -8,33 +8,31 @@ from contextlib import suppress
 from dataclasses import MISSING
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, TypedDict, Union, get_args, get_origin, get_type_hints
 
 import click
-from rich.markup import escape
 from rich.table import Table
 
 from calibrate.errors import InvalidInput
 from calibrate.manifest.document import BudgetDocument
-from calibrate.manifest.issue import BudgetDraft, issue
+from calibrate.manifest.issue import issue
 from calibrate.manifest.keys import load_private
 from calibrate.manifest.mechanism import AsPrintedGuarantee
 from calibrate.meaning import Protection
 from calibrate.plans import PLAN_PLUGINS, PLANS, algorithm_named, parameter_fields, plan_class, plan_from_mapping
 from calibrate.plans.plan import Flag, RandomizedValue
 from calibrate.plans.plan import Plan as PricedPlan
-from calibrate.privacy_unit import EpsilonDelta
 from privfair.cli.help import Subcommands, with_our_help
 from privfair.cli.keys import ask_password
-from privfair.cli.options import FILE, asked, ledger_option, options
-from privfair.cli.output import epsilon_text, print_json, print_rich, print_wrapped, progress_bar, table_lines
+from privfair.cli.options import FILE, asked, options
+from privfair.cli.output import answer, epsilon_text, print_json, print_rich, print_wrapped, progress_bar, table_lines
 from privfair.durable import write_named
-from privfair.plan.plan import Plan, plan_from_flags, search_plan
+from privfair.plan.plan import Plan, Promise, Unprotected, plan_from_flags, search_plan
 from privfair.plan.sections import nearest
 
 if TYPE_CHECKING:
     from calibrate.budget import CertifiedBudget
-    from privfair.api.draft import Promise
+    from calibrate.plans.alternatives import Alternative
 
 
 def algorithm_names() -> tuple[str, ...]:
@@ -98,141 +96,42 @@ def _default(value: object) -> str:
     return f" Default: {shown:g}." if isinstance(shown, float) else f" Default: {shown}."
 
 
-def baseline_command(path: Path, algorithm: str) -> click.Command:
-    """The command for a plan whose algorithm has no private variant."""
+class Signing(TypedDict):
+    """Former options that sign, as they were typed; `privfair budget sign PLAN` does it now."""
 
-    @click.command(algorithm, help=f"{algorithm} protects nobody: sign that, with the reason, and train with it.")
-    @click.option("--no-privacy", "reason", metavar="WHY", help="Why nobody is protected; stands in every output.")
-    @click.option("--out", type=FILE, help="Write the manifest here, signed with --key.")
-    @click.option("--key", "key_path", type=FILE, help="Signing key for --out.")
-    @click.option("--valid-days", type=click.IntRange(1, 36_500), default=90, show_default=True)
-    @ledger_option
-    @click.option("--why", default="", metavar="TEXT", help="The justification to put on record.")
-    def run(reason: str | None, **manifest: Any) -> None:
-
-        if reason is None:
-            raise click.UsageError(
-                f"{algorithm} has no private variant; say so: "
-                f'privfair calibrate {path} --no-privacy "why" --out budget.json --key officer.pem'
-            )
-        no_privacy_manifest(Plan.read(path), reason, manifest)
-
-    return run
+    out: Path | None
+    key_path: Path | None
+    as_printed: bool
+    no_privacy: str | None
+    silos: tuple[str, ...]
+    ledgers: tuple[str, ...]
+    valid_days: int
+    why: str
+    research_noise: bool
 
 
-def _draft(
-    file: Plan, manifest: dict[str, Any], promise: Promise = "calibrated", target: EpsilonDelta | None = None
-) -> BudgetDraft:
-    """The budget of a plan, as the flags of the manifest describe it; loads the engine."""
-    from privfair.api.draft import draft
-    from privfair.cli.budget import issuer_from_flags
-
-    return draft(file, issuer_from_flags(**manifest), promise, target)
-
-
-def _sign(drafted: BudgetDraft, manifest: dict[str, Any]) -> str:
-    """The place of the manifest, which is signed and written."""
-    write_named(manifest["out"], issue(drafted, load_private(manifest["key_path"], ask_password)))
-    return str(manifest["out"])
-
-
-def no_privacy_manifest(file: Plan, reason: str, manifest: dict[str, Any]) -> None:
-    """Sign a manifest that promises nothing."""
-    from privfair.api.draft import Unprotected
-
-    _require_output(manifest, "--no-privacy")
-    drafted = _draft(file, manifest, Unprotected(reason))
-    _sign(drafted, manifest)
-    _unpromised_show(drafted.document, manifest, f"NO PRIVACY PROMISED: {reason}", {})
-
-
-def as_printed_manifest(file: Plan, target: EpsilonDelta, manifest: dict[str, Any]) -> None:
-    """Sign a paper's own noise with its claimed and its true epsilon."""
-    _require_output(manifest, "--as-printed")
-    drafted = _draft(file, manifest, "as-printed", target)
-    _sign(drafted, manifest)
-    document, guarantee = drafted.document, drafted.document.guarantee
-    assert isinstance(guarantee, AsPrintedGuarantee)
-    true = "no finite epsilon" if guarantee.epsilon is None else f"epsilon {guarantee.epsilon:.6g}"
-    text = f"AS PRINTED: {guarantee.claim} claims epsilon {target.epsilon:g}; the true cost is {true}"
-    more = {
-        "claimed_epsilon": target.epsilon,
-        "epsilon": guarantee.epsilon,
-        "delta": target.delta,
-        "certified": document.accounting.model_dump(mode="json")["interval"],
-    }
-    _unpromised_show(document, manifest, text, more)
-
-
-def _require_output(manifest: dict[str, Any], flag: str) -> None:
-    if manifest["out"] is None or manifest["key_path"] is None:
-        raise click.UsageError(f"{flag} writes a manifest: give --out and --key")
-
-
-def _unpromised_show(document: BudgetDocument, manifest: dict[str, Any], text: str, more: dict[str, Any]) -> None:
-    if asked().as_json:
-        print_json(
-            {
-                "algorithm": document.algorithm,
-                "kind": document.guarantee.kind,
-                "rounds": document.rounds,
-                "releases": [
-                    {"name": release.name, "mechanism": release.mechanism, "sigma": getattr(release, "sigma", None)}
-                    for release in document.releases
-                ],
-                "promise": text,
-                "manifest": str(manifest["out"]),
-            }
-            | more
-        )
-        return
-
-    names = ", ".join(release.name for release in document.releases)
-    print_rich(
-        f"[bold]{document.algorithm}[/bold]: {escape(text)}",
-        f"{document.rounds} rounds; published: {names}",
-        f"manifest written to {manifest['out']}",
-    )
-
-
-_target = options(
-    click.option("--epsilon", type=float, metavar="E", help="The promise: at most this epsilon."),
-    click.option("--delta", type=float, metavar="D", help="The promise: at this delta, between 0 and 1."),
-)
-_OUTPUT_OPTIONS = (
-    click.option("--plan", "plan_path", type=FILE, help="Take parameters from a TOML file; a flag wins over it."),
+_OPTIONS = (
+    click.option("--epsilon", type=float, metavar="E", help="Epsilon to keep."),
+    click.option("--delta", type=float, metavar="D", help="Delta that goes with it, between 0 and 1."),
     click.option("--explain", is_flag=True, help="Show which assumption costs what."),
     click.option("--plot", type=FILE, help="Write a figure: epsilon against rounds, noise against epsilon."),
-    click.option("--out", type=FILE, help="Write the budget manifest, signed with --key."),
-    click.option("--key", "key_path", type=FILE, help="The key that signs the manifest."),
+)
+_SIGNING = (
+    click.option("--out", type=FILE, hidden=True, help="Write the budget, signed with --key."),
+    click.option("--key", "key_path", type=FILE, hidden=True, help="Key that signs the budget."),
+    click.option("--silo", "silos", multiple=True, hidden=True, help="NAME=SIZE of a silo, where no plan names data."),
+    click.option("--ledger", "ledgers", multiple=True, hidden=True, help="Ledger in which the budget is used."),
+    click.option("--valid-days", type=click.IntRange(1, 36_500), default=90, hidden=True, help="Days it is valid."),
+    click.option("--why", default="", hidden=True, help="Purpose to put on record."),
+    click.option("--as-printed", is_flag=True, hidden=True, help="As guarantee = as-printed in the plan."),
+    click.option("--no-privacy", hidden=True, help="As guarantee = {none = WHY} in the plan."),
     click.option(
-        "--silo",
-        "silos",
-        multiple=True,
-        metavar="NAME=SIZE",
-        help="A silo that the budget is for; for --out, once per silo.",
-    ),
-    ledger_option,
-    click.option(
-        "--valid-days",
-        type=click.IntRange(1, 36_500),
-        default=90,
-        show_default=True,
-        help="Days until the manifest expires.",
-    ),
-    click.option("--why", default="", metavar="TEXT", help="The justification to put on record in the manifest."),
-    click.option("--as-printed", is_flag=True, help="Sign the paper's own noise with its true epsilon."),
-    click.option(
-        "--no-privacy", metavar="WHY", help="Sign a plan file without noise and without a promise, for this reason."
-    ),
-    click.option(
-        "--unsafe-seeded-research-noise",
-        "research_noise",
+        *("--unsafe-seeded-research-noise", "research_noise"),
         is_flag=True,
-        help="Sign reproducible noise that protects nobody; for experiments on public data.",
+        hidden=True,
+        help="As noise-source = seeded-research in the plan.",
     ),
 )
-_output = options(*_OUTPUT_OPTIONS)
 
 
 class _Algorithms(Subcommands):
@@ -249,12 +148,7 @@ class _Algorithms(Subcommands):
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         if name.endswith(".toml"):
-            named = Plan.read(Path(name)).algorithm
-            if named in algorithm_names():
-                return with_our_help(_subcommand(named, Path(name)))
-            from privfair.algorithms.registry import recipe_named
-
-            return with_our_help(baseline_command(Path(name), recipe_named(named).name))
+            return with_our_help(_subcommand(Plan.read(Path(name)).algorithm, Path(name)))
         if name in algorithm_names():
             return with_our_help(_subcommand(name, None))
 
@@ -262,104 +156,135 @@ class _Algorithms(Subcommands):
         raise click.UsageError(f"There is no algorithm {name!a}, and a plan's name ends in .toml; {hint}", ctx)
 
 
-@click.group("calibrate", cls=_Algorithms, short_help="the smallest noise that keeps a promise (epsilon, delta)")
+@click.group("calibrate", cls=_Algorithms)
 def calibrate_command() -> None:
-    """Find the smallest noise whose certified cost keeps a promise (epsilon, delta).
+    """Find the smallest noise whose certified cost keeps (epsilon, delta); nothing is signed.
 
     \b
     One subcommand per algorithm, or a plan file in its place:
       privfair calibrate steffle --help
-      privfair calibrate plan.toml --out budget.json --key officer.pem
+      privfair calibrate plan.toml
     """
 
 
-def _subcommand(algorithm: str, plan_path: Path | None) -> click.Command:
-    plan = plan_of(algorithm)
+def _subcommand(algorithm: str, path: Path | None) -> click.Command:
+    """The command of an algorithm; one without a private variant has no parameters that noise depends on."""
+    if algorithm in algorithm_names():
+        plan = plan_of(algorithm)
+        flags, help, example = parameter_flags(plan), plan.summary, f"privfair calibrate {algorithm} {plan.example}"
+    else:
+        from privfair.algorithms.registry import recipe_named
 
-    @click.command(
-        algorithm,
-        help=plan.summary,
-        short_help=plan.summary.split(".")[0],
-        epilog=f"\b\nExample:\n  privfair calibrate {algorithm} {plan.example}",
-    )
-    @_target
-    @options(*parameter_flags(plan))
-    @_output
-    def run(**given: Any) -> None:
-        parameters = {field.name: given.pop(field.name) for field in parameter_fields(plan)}
-        if plan_path is not None and given["plan_path"] is not None:
-            raise click.UsageError("a plan file was given twice: once in the algorithm's place, once with --plan")
-        given["plan_path"] = plan_path or given["plan_path"]
-        _run(algorithm, parameters, **given)
+        name = recipe_named(algorithm).name
+        flags, help, example = (), f"{name} protects nobody: there is no noise to find.", "privfair check plan.toml"
+
+    @click.command(algorithm, help=help, short_help=help.split(".")[0], epilog=f"\b\nExample:\n  {example}")
+    @options(*_OPTIONS, *flags, *_SIGNING)
+    def run(epsilon: float | None, delta: float | None, explain: bool, plot: Path | None, **given: Any) -> None:
+        signing = Signing(**{name: given.pop(name) for name in Signing.__annotations__})  # type: ignore[typeddict-item]
+        file = plan_from_flags(algorithm, path, given)
+        promise = _promise(file, signing)
+        if promise == "calibrated" and not flags:
+            raise click.UsageError(
+                f'{algorithm} has no private variant; say so: guarantee = {{none = "why"}} at the top of the plan'
+            )
+        if promise != "calibrated" and (explain or plot is not None):
+            raise click.UsageError("--explain and --plot belong to a calibration; drop them")
+        target = None if isinstance(promise, Unprotected) else file.target(epsilon, delta)
+        if promise == "calibrated" and signing["out"] is None:
+            from calibrate.budget import calibrate_plan
+
+            assert target is not None
+            search = search_plan(file)
+            plan = plan_from_mapping(file.algorithm, file.privacy)
+            _show_budget(calibrate_plan(plan, target, tries=None if search is None else search.tries), explain, plot)
+            return
+        from privfair.api.draft import draft
+        from privfair.cli.budget import issuer_from_flags
+
+        drafted = draft(file, issuer_from_flags(**signing), promise, target)
+        if signing["out"] is not None and signing["key_path"] is not None:
+            write_named(signing["out"], issue(drafted, load_private(signing["key_path"], ask_password)))
+        if drafted.certified is None:
+            _show_unpromised(drafted.document, signing["out"])
+        else:
+            _show_budget(drafted.certified, explain, plot, signing["out"])
 
     return run
 
 
-def _run(
-    algorithm: str,
-    flags: dict[str, Any],
-    epsilon: float | None,
-    delta: float | None,
-    plan_path: Path | None,
-    explain: bool,
-    plot: Path | None,
-    as_printed: bool,
-    no_privacy: str | None,
-    **manifest: Any,
-) -> None:
-    from calibrate.budget import calibrate_plan
-
-    _refuse_contradictions(manifest)
-    if (as_printed or no_privacy is not None) and (explain or plot is not None):
-        raise click.UsageError("--explain and --plot belong to a calibration; drop them")
-    if as_printed and no_privacy is not None:
+def _promise(file: Plan, signing: Signing) -> Promise:
+    """What the plan asks for, or a former option; refused where options contradict each other."""
+    if (signing["out"] is None) != (signing["key_path"] is None):
+        raise click.UsageError("--out and --key go together: a budget is never written unsigned")
+    if signing["out"] is None and (signing["silos"] or signing["why"] or signing["ledgers"]):
+        raise click.UsageError("--silo, --ledger and --why describe a budget; give --out and --key as well")
+    if signing["as_printed"] and signing["no_privacy"] is not None:
         raise click.UsageError("--as-printed and --no-privacy exclude each other")
-    file = plan_from_flags(algorithm, plan_path, flags)
-    if no_privacy is not None:
-        no_privacy_manifest(file, no_privacy, manifest)
-        return
-    target = file.target(epsilon, delta)
-    if as_printed:
-        as_printed_manifest(file, target, manifest)
-        return
-    if manifest["out"] is None:
-        search = search_plan(file)
-        plan = plan_from_mapping(file.algorithm, file.privacy)
-        budget = calibrate_plan(plan, target, tries=None if search is None else search.tries)
-    else:
-        drafted = _draft(file, manifest, target=target)
-        assert drafted.certified is not None
-        budget = drafted.certified
+    if signing["no_privacy"] is not None:
+        return Unprotected(signing["no_privacy"])
+    return "as-printed" if signing["as_printed"] else file.guarantee
+
+
+def _show_unpromised(document: BudgetDocument, out: Path | None) -> None:
+    """A budget without a certified guarantee: a paper's own noise with its true cost, or no noise at all."""
+    from privfair.run.public import promise_of
+
+    guarantee = document.guarantee
+    text, more = promise_of(document).text, {}
+    if isinstance(guarantee, AsPrintedGuarantee):
+        more = {
+            "claimed_epsilon": guarantee.claimed_epsilon,
+            "epsilon": guarantee.epsilon,
+            "delta": guarantee.delta,
+            "certified": document.accounting.model_dump(mode="json")["interval"],
+        }
+    found = {
+        "algorithm": document.algorithm,
+        "kind": guarantee.kind,
+        "rounds": document.rounds,
+        "releases": [
+            {"name": release.name, "mechanism": release.mechanism, "sigma": getattr(release, "sigma", None)}
+            for release in document.releases
+        ],
+        "promise": text,
+        "manifest": None if out is None else str(out),
+    }
+    names = ", ".join(release.name for release in document.releases)
+    written = () if out is None else (f"budget written to {out}",)
+    answer(
+        {**found, **more}, f"{document.algorithm}: {text}", f"{document.rounds} rounds; published: {names}", *written
+    )
+
+
+def _show_budget(budget: CertifiedBudget, explain: bool, plot: Path | None, out: Path | None = None) -> None:
+    """The calibrated noise, with what was asked for beside it."""
     document = budget.to_json() | {
         "protected": Protection(budget.plan.unit, budget.target).protected,
         "not_protected": list(budget.plan.unprotected()),
     }
+    alternatives: tuple[Alternative, ...] = ()
     if explain:
-        from calibrate.plans.alternatives import explain as alternatives
+        from calibrate.plans.alternatives import explain as alternatives_of
 
         with progress_bar("alternatives") as counted:
-            document["explanation"] = [one.to_json() for one in alternatives(budget.plan, target, counted)]
+            alternatives = tuple(alternatives_of(budget.plan, budget.target, counted))
+        document["explanation"] = [one.to_json() for one in alternatives]
     if plot is not None:
         from privfair.cli.plots import plot_budget
 
         plot_budget(budget, plot)
-        document["plot"] = str(plot)
-    if manifest["out"] is not None:
-        document["manifest"] = _sign(drafted, manifest)
+    written = {name: str(path) for name, path in (("plot", plot), ("manifest", out)) if path is not None}
     if asked().as_json:
-        print_json(document)
-    else:
-        _calibrate_show(budget, document)
+        print_json(document | written)
+        return
+    _calibrate_show(budget)
+    if alternatives:
+        print_rich("", _explanation_table(alternatives))
+    print_wrapped(*(f"{name} written to {path}" for name, path in written.items()))
 
 
-def _refuse_contradictions(manifest: dict[str, Any]) -> None:
-    if (manifest["out"] is None) != (manifest["key_path"] is None):
-        raise click.UsageError("--out and --key go together: a manifest is never written unsigned")
-    if manifest["out"] is None and (manifest["silos"] or manifest["why"] or manifest["ledgers"]):
-        raise click.UsageError("--silo, --ledger and --why describe a manifest; give --out and --key as well")
-
-
-def _calibrate_show(budget: CertifiedBudget, document: dict[str, Any]) -> None:
+def _calibrate_show(budget: CertifiedBudget) -> None:
     """What is protected first, then each value's noise and what it costs; assumptions only with -v."""
     target, certified, plan = budget.target, budget.certified, budget.plan
     protection = Protection(plan.unit, target)
@@ -389,17 +314,12 @@ def _calibrate_show(budget: CertifiedBudget, document: dict[str, Any]) -> None:
         print_wrapped("Not protected:", *(f"  - {text}" for text in plan.unprotected()), indent="    ")
     else:
         print_wrapped(f"{len(plan.assumptions())} assumptions: -v shows them")
-    if "explanation" in document:
-        print_rich("", _explanation_table(document["explanation"]))
-    for key in ("plot", "manifest"):
-        if key in document:
-            print_wrapped(f"{key} written to {document[key]}")
 
 
-def _explanation_table(rows: list[dict[str, Any]]) -> object:
+def _explanation_table(alternatives: tuple[Alternative, ...]) -> object:
 
     table = Table("alternative", "value", "sigma", "times yours", "can be had?")
-    for row in rows:
-        offered = "yes" if row["offered"] else f"no: {row['not_offered']}"
-        table.add_row(str(row["description"]), str(row["value"]), f"{row['sigma']:.5g}", f"{row['ratio']:.4g}", offered)
+    for one in alternatives:
+        offered = "yes" if one.not_offered is None else f"no: {one.not_offered}"
+        table.add_row(one.description, one.value, f"{one.sigma:.5g}", f"{one.ratio:.4g}", offered)
     return table

@@ -31,8 +31,8 @@ from privfair.cli.options import (
 from privfair.cli.output import number_text, print_json, print_wrapped, progress_bar, table_lines
 from privfair.durable import read_named, write_named
 from privfair.fairness.measurement import Measured
+from privfair.plan.plan import ThresholdRule
 from privfair.run.folder_trust import FolderTrust
-from privfair.run.metrics import ThresholdRule
 from privfair.run.prediction import predict
 from privfair.run.public import Progress, promise_of, read_signed_plan
 from privfair.training import TrainingResult, TrustInForce, execute, prepare, train_with_guards

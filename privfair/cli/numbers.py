@@ -101,7 +101,7 @@ _SAMPLINGS = (
     "--bands", type=int, hidden=True, help="Rounds over which banded noise is correlated, for cyclic batches."
 )
 @click.option(
-    "--batch", type=click.Choice(["secret", "revealed"]), hidden=True, help="Does the observer know the batch?"
+    "--batch", type=click.Choice(["secret", "revealed"]), hidden=True, help="Whether the observer knows the batch."
 )
 @click.option("--tries-shape", type=float, default=0.0, hidden=True, help="Shape of the law of the number of tries.")
 def account_command(

@@ -17,8 +17,9 @@ from privfair.cli.output import number_text, print_json, print_wrapped, table_li
 from privfair.cli.plots import plot_frontier
 from privfair.durable import write_named
 from privfair.fairness.measurement import Measured, emptiness
+from privfair.plan.plan import AS_IT_IS, ThresholdRule
 from privfair.run.folder import RunFolder
-from privfair.run.metrics import AS_IT_IS, Decision, Frontier, ThresholdRule, decide, read_frontier, read_threshold
+from privfair.run.metrics import Decision, Frontier, decide, read_frontier, read_threshold
 
 
 @click.command("report", short_help="one page about a run, for a privacy officer")

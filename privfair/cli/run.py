@@ -19,7 +19,7 @@ from calibrate.errors import CheckFailed, InvalidInput, PrivfairError, Refused
 from calibrate.meaning import Protection
 from calibrate.plans import plan_from_mapping
 from privfair.algorithms.registry import recipe_named
-from privfair.api.draft import Unprotected, draft
+from privfair.api.draft import draft
 from privfair.cli import INTERRUPTED, cli
 from privfair.cli.model import quality_lines
 from privfair.cli.options import FILE, FOLDER, asked, threshold_options
@@ -30,7 +30,7 @@ from privfair.data.read import RawTable, read_table
 from privfair.data.schema import CodedColumn, NumericColumn
 from privfair.data.schema_toml import check_schema
 from privfair.plan.data import FileSource, read_data_plan
-from privfair.plan.plan import Plan
+from privfair.plan.plan import Plan, Unprotected
 from privfair.plan.training import training_plan
 
 T = TypeVar("T")
@@ -128,12 +128,9 @@ def _check_column(table: RawTable, column: NumericColumn | CodedColumn) -> None:
 
 def _calibrate(file: Plan) -> Protection | None:
     """The whole, as it would be signed: data loaded, promise priced. What it would protect; None for a baseline."""
-    if recipe_named(file.algorithm).baseline:
-        draft(file, promise=Unprotected("check"))
-        return None
-    budget = draft(file).certified
-    assert budget is not None
-    return Protection(budget.plan.unit, budget.target)
+    promise = Unprotected("check") if recipe_named(file.algorithm).baseline else file.guarantee
+    budget = draft(file, promise=promise).certified
+    return None if budget is None else Protection(budget.plan.unit, budget.target)
 
 
 def leave_if_refuted(verdict: dict[str, Any]) -> None:

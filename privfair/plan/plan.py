@@ -3,6 +3,8 @@
 ::
 
     algorithm = "steffle"
+    guarantee = "calibrated"     # or "as-printed" (a paper's own noise), or {none = "why"}; calibrated unless given
+    noise-source = "system"      # or "seeded-research": reproducible noise that protects no one
 
     [target]                     # the promise; --epsilon and --delta may give it instead
     epsilon = 1.0
@@ -18,6 +20,9 @@
 
     [data]                       # which data (read by `privfair train`)
     [training]                   # how to train (read by `privfair train`)
+
+    [decision]                   # from which probability on the positive class is predicted; one half unless given
+    target-gap = 0.05            # or threshold, or target-rate; a target is read off the held-out records
 
     [search]
     tries = 10                   # on average; the number itself is random and stays secret
@@ -42,19 +47,65 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import rfc8785
 
-from calibrate.errors import InvalidInput
+from calibrate.errors import InvalidInput, open_unit
 from calibrate.privacy_unit import EpsilonDelta
 from calibrate.tries import RandomTries
 from privfair.plan.sections import read_section
 
-_SECTIONS = ("target", "privacy", "data", "training", "search")
+_SECTIONS = ("target", "privacy", "data", "training", "search", "decision")
+_NOISE_SOURCES = ("system", "seeded-research")
 _NO_PLAN = "check the path; `privfair init` writes a plan for your own files"
 Table = Mapping[str, Any]
 """A table of a plan file as TOML has it; the types of a plan read it."""
+
+
+@dataclass(frozen=True)
+class Unprotected:
+    """No guarantee is wanted, and why: all outputs show it."""
+
+    why: str
+
+    def __post_init__(self) -> None:
+        if not self.why.strip():
+            raise InvalidInput("guarantee", self.why, "needs a reason, which all outputs show", "give one")
+
+
+Promise = Literal["calibrated", "as-printed"] | Unprotected
+"""The smallest noise that meets the target, the noise with which a paper claims to, or none at all."""
+
+
+@dataclass(frozen=True)
+class ThresholdRule:
+    """How the threshold is chosen: as given, by a target, or (all None) one half. At most one is given."""
+
+    threshold: float | None = None
+    target_gap: float | None = None
+    target_rate: float | None = None
+
+    def __post_init__(self) -> None:
+        given = {f"--{name.replace('_', '-')}": value for name, value in vars(self).items() if value is not None}
+        if len(given) > 1:
+            raise InvalidInput(" and ".join(given), tuple(given.values()), "exclude each other", "give one of them")
+        for name, value in given.items():
+            open_unit(name, value)
+
+    @property
+    def text(self) -> str:
+        """The rule in words, for files and screens."""
+        if self.threshold is not None:
+            return "given"
+        if self.target_gap is not None:
+            return f"target gap {self.target_gap:g} on the held-out records"
+        if self.target_rate is not None:
+            return f"target rate {self.target_rate:g} on the held-out records"
+        return "default"
+
+
+AS_IT_IS = ThresholdRule()
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,6 +123,10 @@ class Plan:
     """What `digest` is of: the file's bytes, or the canonical JSON of flags."""
     path: Path = Path()
     """The plan's file; empty for flags alone."""
+    guarantee: Promise = "calibrated"
+    research_noise: bool = False
+    """Noise of a seed, which protects no one."""
+    decision: ThresholdRule = AS_IT_IS
 
     @classmethod
     def read(cls, path: Path) -> Self:
@@ -92,17 +147,29 @@ class Plan:
         except ValueError as error:  # not TOML, not UTF-8, or a number of thousands of digits
             why = str(error).partition(": value has")[0]  # of too many digits Python also says how to change Python
             raise InvalidInput("plan", str(path), f"is not TOML: {why}", "fix the file") from error
+        tables = {key: parsed.pop(key) for key in _SECTIONS if isinstance(parsed.get(key), dict)}
+        algorithm, guarantee = parsed.pop("algorithm", None), parsed.pop("guarantee", "calibrated")
+        noise = parsed.pop("noise-source", _NOISE_SOURCES[0])
         for key, value in parsed.items():
-            if key == "algorithm":
-                continue
-            if key not in _SECTIONS or not isinstance(value, dict):
-                known = ", ".join(f"[{section}]" for section in _SECTIONS)
-                raise InvalidInput(f"{path}: {key}", value, "is not part of a plan", f"use algorithm and {known}")
-        if "algorithm" not in parsed:
+            known = ", ".join(f"[{section}]" for section in _SECTIONS)
+            remedy = f"use algorithm, guarantee, noise-source and {known}"
+            raise InvalidInput(f"{path}: {key}", value, "is not part of a plan", remedy)
+        if algorithm is None:
             raise InvalidInput(f"{path}: algorithm", None, "is needed", 'write algorithm = "steffle" at the top')
-        target, privacy, data, training, search = (parsed.get(section, {}) for section in _SECTIONS)
+        if noise not in _NOISE_SOURCES:
+            raise InvalidInput(f"{path}: noise-source", noise, "is not known", f"use {' or '.join(_NOISE_SOURCES)}")
         return cls(
-            str(parsed["algorithm"]), target, privacy, data, training, search or None, content=content, path=path
+            str(algorithm),
+            tables.get("target", {}),
+            tables.get("privacy", {}),
+            tables.get("data", {}),
+            tables.get("training", {}),
+            tables.get("search") or None,
+            content=content,
+            path=path,
+            guarantee=_promise(guarantee),
+            research_noise=noise == _NOISE_SOURCES[1],
+            decision=read_section(ThresholdRule, "decision", tables.get("decision", {})),
         )
 
     @property
@@ -134,6 +201,15 @@ class Plan:
                 f"[target] {unknown[0]}", self.target_section[unknown[0]], "is not known", "use epsilon and delta"
             )
         return EpsilonDelta(wanted["epsilon"], wanted["delta"])  # type: ignore[arg-type]
+
+
+def _promise(given: object) -> Promise:
+    match given:
+        case "calibrated" | "as-printed":
+            return given
+        case {"none": str(why), **rest} if not rest:
+            return Unprotected(why)
+    raise InvalidInput("guarantee", str(given), "is not known", 'write "calibrated", "as-printed" or {none = "why"}')
 
 
 def plan_from_flags(algorithm: str, path: Path | None, flags: Table) -> Plan:

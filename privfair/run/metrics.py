@@ -33,6 +33,7 @@ from privfair.fairness.measurement import (
     measure_silos,
 )
 from privfair.models.model import Model
+from privfair.plan.plan import AS_IT_IS, ThresholdRule
 from privfair.run.folder import RunFolder
 from privfair.run.record import NOT_PRIVATE
 
@@ -175,36 +176,6 @@ GRID = np.arange(1, 100) / 100
 """Thresholds that are measured: these, and the quantiles of the scores at these levels."""
 _DIGITS = 6
 _VERSION = 1
-
-
-@dataclass(frozen=True)
-class ThresholdRule:
-    """How the threshold is chosen: as given, by a target, or (all None) one half. At most one is given."""
-
-    threshold: float | None = None
-    target_gap: float | None = None
-    target_rate: float | None = None
-
-    def __post_init__(self) -> None:
-        given = {f"--{name.replace('_', '-')}": value for name, value in vars(self).items() if value is not None}
-        if len(given) > 1:
-            raise InvalidInput(" and ".join(given), tuple(given.values()), "exclude each other", "give one of them")
-        for name, value in given.items():
-            open_unit(name, value)
-
-    @property
-    def text(self) -> str:
-        """The rule in words, for files and screens."""
-        if self.threshold is not None:
-            return "given"
-        if self.target_gap is not None:
-            return f"target gap {self.target_gap:g} on the held-out records"
-        if self.target_rate is not None:
-            return f"target rate {self.target_rate:g} on the held-out records"
-        return "default"
-
-
-AS_IT_IS = ThresholdRule()
 
 
 class Frontier(TypedDict):

@@ -20,9 +20,10 @@ from privfair.data.infer import FileLayout, recognise
 from privfair.data.read import RawTable, read_table
 from privfair.data.schema import schema_from_json
 from privfair.plan.model import build_model
+from privfair.plan.plan import ThresholdRule
 from privfair.run.folder import RunFolder, load_theta
 from privfair.run.folder_trust import UNTRUSTED, FolderTrust
-from privfair.run.metrics import DEFAULT, ThresholdRule, read_threshold
+from privfair.run.metrics import DEFAULT, read_threshold
 from privfair.run.trusted_plan import read_folder_plan
 
 

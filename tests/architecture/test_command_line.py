@@ -10,7 +10,7 @@ from privfair.cli import cli
 from privfair.cli.options import GLOBAL_OPTIONS
 
 MOST_COMMANDS = 47
-MOST_OPTIONS = 302
+MOST_OPTIONS = 292
 
 
 def _leaves(command: click.Command, name: str = "privfair") -> Iterator[tuple[str, set[str]]]:

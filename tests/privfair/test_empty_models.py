@@ -19,7 +19,8 @@ from privfair.algorithms.pay_once import PayOnce, PayOnceOptions
 from privfair.fairness.constraints import ResponseChannel
 from privfair.fairness.measurement import Measurement, area_under_curve, count_confusion, emptiness
 from privfair.models.linear import LogisticRegression
-from privfair.run.metrics import AS_IT_IS, ThresholdRule, decide, measure_at
+from privfair.plan.plan import AS_IT_IS, ThresholdRule
+from privfair.run.metrics import decide, measure_at
 from tests.privfair.steffle_cases import silo_of, some_state, steffle_for
 
 CLASSES, GROUPS = ("no", "yes"), ("f", "m")
