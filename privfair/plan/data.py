@@ -57,10 +57,11 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, TypeVar
 
-from calibrate.errors import InvalidInput, count, open_unit, positive
+from calibrate.errors import InvalidInput, count, open_unit
 from calibrate.manifest.document import DataIdentity
 from calibrate.manifest.strict_json import in_our_words
 from calibrate.plugins import PluginGroup, Plugins
+from privfair.algorithms.parts.options import Checked, Count, Positive, Whole
 from privfair.plan.sections import Section, key_names, nearest, read_section, refuse_unknown
 
 PAPERS_TEST_FRACTION = 0.25
@@ -143,30 +144,27 @@ class UnfairImages:
 
 
 @dataclass(frozen=True)
-class EqualAtRandom:
+class EqualAtRandom(Checked):
     """`silos` random parts; by position their sizes differ by at most one."""
 
-    silos: int
-
-    def __post_init__(self) -> None:
-        count("silos", self.silos)
+    silos: Count
 
 
 @dataclass(frozen=True)
-class Heterogeneous:
+class Heterogeneous(Checked):
     """SteFFLe's Algorithm 3: a fraction `h` of each silo comes from its own slice of `column`, the rest is mixed.
 
     h = 0 is `EqualAtRandom`; h = 1 sorts the table by the column and cuts it. With `cuts`, public values of the
     column in ascending order, the slices are fixed beforehand and each record is dealt on its own.
     """
 
-    silos: int
+    silos: Count
     column: str
     h: float
     cuts: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
-        count("silos", self.silos)
+        super().__post_init__()
         if self.cuts is not None and (len(self.cuts) != self.silos - 1 or sorted(set(self.cuts)) != [*self.cuts]):
             raise InvalidInput("cuts", self.cuts, "must be one fewer than silos, in ascending order", "list each once")
         if not 0 <= self.h <= 1:
@@ -174,20 +172,15 @@ class Heterogeneous:
 
 
 @dataclass(frozen=True)
-class DirichletByLabel:
+class DirichletByLabel(Checked):
     """Each class is shared out in proportions drawn from Dirichlet(beta, ..., beta); small beta is uneven.
 
     By position draws are repeated until every silo has at least `least` records; by record there is one draw.
     """
 
-    silos: int
-    beta: float
-    least: int = 1
-
-    def __post_init__(self) -> None:
-        count("silos", self.silos)
-        positive("beta", self.beta)
-        count("least", self.least, least=0)
+    silos: Count
+    beta: Positive
+    least: Whole = 1
 
 
 @dataclass(frozen=True)
@@ -266,31 +259,24 @@ class Pooled:
 
 
 @dataclass(frozen=True)
-class PoissonUsers:
+class PoissonUsers(Checked):
     """Records handed to users at random, `mean` per user; with `users`, to that many, each record on its own."""
 
-    mean: float = 2.0
-    users: int | None = None
-    copies: int = 1
+    place = "[data.users]"
+    mean: Positive = 2.0
+    users: Count | None = None
+    copies: Count = 1
     """How often each user stands in a hypothetical population; more than once only for research."""
-
-    def __post_init__(self) -> None:
-        positive("[data.users] mean", self.mean)
-        count("[data.users] copies", self.copies)
-        if self.users is not None:
-            count("[data.users] users", self.users)
 
 
 @dataclass(frozen=True)
-class UsersOfColumn:
+class UsersOfColumn(Checked):
     """One user for each value of a column that the schema keeps."""
 
+    place = "[data.users]"
     column: str
-    copies: int = 1
+    copies: Count = 1
     """As for dealt users."""
-
-    def __post_init__(self) -> None:
-        count("[data.users] copies", self.copies)
 
 
 @dataclass(frozen=True)

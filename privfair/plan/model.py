@@ -23,8 +23,9 @@ from typing import Any, assert_never
 
 import torch
 
-from calibrate.errors import InvalidInput, PrivfairError, count, positive
+from calibrate.errors import InvalidInput, PrivfairError
 from calibrate.plugins import PluginGroup, Plugins
+from privfair.algorithms.parts.options import BelowOne, Checked, Count, Positive
 from privfair.models.alone_module import ISOLATION_ASSUMED, AloneModule
 from privfair.models.exact import Bits
 from privfair.models.fair_rule import DistilledRule, FairRule
@@ -253,23 +254,17 @@ _PLACE = "training.min-max"
 
 
 @dataclass(frozen=True)
-class _Table:
+class _Table(Checked):
+    place = f"[{_PLACE}]"
     file: str
-    w_size: int
-    theta_clip: float
-    w_clip: float
+    w_size: Count
+    theta_clip: Positive
+    w_clip: Positive
     function: str = "loss"
     sha256: str | None = None
-    w_step: float = 0.1
-    w_radius: float = 1.0
-    momentum: float = 0.0
-
-    def __post_init__(self) -> None:
-        count(f"[{_PLACE}] w-size", self.w_size)
-        for name in ("theta_clip", "w_clip", "w_step", "w_radius"):
-            positive(f"[{_PLACE}] {name.replace('_', '-')}", getattr(self, name))
-        if not 0 <= self.momentum < 1:
-            raise InvalidInput(f"[{_PLACE}] momentum", self.momentum, "must lie in [0, 1)", "0 is plain descent")
+    w_step: Positive = 0.1
+    w_radius: Positive = 1.0
+    momentum: BelowOne = 0.0
 
 
 @dataclass(frozen=True)

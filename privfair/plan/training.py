@@ -34,7 +34,7 @@ from calibrate.plans.fair_plugin import FairPluginPlan
 from calibrate.plans.steffle import StefflePlan
 from calibrate.sampling import Batch, FixedSize, Poisson, Sampling, ShuffledEpochs, WithReplacement
 from privfair.algorithms.fair_plugin import FairPluginOptions
-from privfair.algorithms.parts.options import Options
+from privfair.algorithms.parts.options import Checked, Count, Options, Whole
 from privfair.algorithms.recipe import MIN_MAX, Recipe
 from privfair.algorithms.registry import ALGORITHM_PLUGINS, methods_of, recipe_named
 from privfair.fairness.fermi import Independence
@@ -79,26 +79,22 @@ class BatchChoice(Enum):
 
 
 @dataclass(frozen=True)
-class TrainingOptions:
+class TrainingOptions(Checked):
     """What all algorithms share."""
 
-    rounds: int | None = None
+    place = "[training]"
+    rounds: Count | None = None
     signed_rounds: int | None = None
-    seed: int = 0
-    measure_every: int | Literal["auto"] = "auto"
+    seed: Whole = 0
+    measure_every: Count | Literal["auto"] = "auto"
     positive: str | None = None
-    batch_size: int | None = None
+    batch_size: Count | None = None
     sampling: BatchChoice | None = None
-    block: int | None = None
-    retention: int | None = None
+    block: Count | None = None
+    retention: Count | None = None
 
     def __post_init__(self) -> None:
-        count("[training] seed", self.seed, least=0)
-        if self.measure_every != "auto":
-            count("[training] measure-every", self.measure_every)
-        for name in ("rounds", "batch_size", "block", "retention"):
-            if getattr(self, name) is not None:
-                count(f"[training] {name.replace('_', '-')}", getattr(self, name))
+        super().__post_init__()
         if self.signed_rounds is not None:
             count("[training] signed-rounds", self.signed_rounds, least=self.rounds or 1)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields
-from typing import Annotated, Any, get_args, get_type_hints
+from typing import Annotated, Any, ClassVar, get_args, get_type_hints
 
 from calibrate.errors import InvalidInput, count, open_unit, positive, rate
 
@@ -42,13 +42,22 @@ Whole = Annotated[int, whole]
 
 
 @dataclass(frozen=True)
-class Options:
-    """What the [training] section may say for one algorithm, beside what all share; checked at construction."""
+class Checked:
+    """A table of a plan file whose fields are annotated with rules, which are checked at construction."""
+
+    place: ClassVar[str] = ""
+    """The table's name, for messages."""
 
     def __post_init__(self) -> None:
         hints = get_type_hints(type(self), include_extras=True)
         for field in fields(self):
-            _check(field.name.replace("_", "-"), getattr(self, field.name), hints[field.name])
+            argument = f"{self.place} {field.name.replace('_', '-')}".lstrip()
+            _check(argument, getattr(self, field.name), hints[field.name])
+
+
+@dataclass(frozen=True)
+class Options(Checked):
+    """What the [training] section may say for one algorithm, in addition to what all share."""
 
 
 def _check(argument: str, value: Any, hint: Any) -> None:
