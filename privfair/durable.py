@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -69,6 +70,14 @@ def read_named(path: Path, argument: str) -> bytes:
         raise InvalidInput(
             argument, str(path), f"cannot be read ({error.strerror})", "check the path and its permissions"
         ) from error
+
+
+def read_toml(path: Path, argument: str) -> dict[str, object]:
+    """The tables of a TOML file that `argument` names; refused with the reason if it is none."""
+    try:
+        return tomllib.loads(read_named(path, argument).decode())
+    except (ValueError, RecursionError) as broken:  # neither TOML nor UTF-8, or nested far too deeply
+        raise InvalidInput(argument, str(path), f"is not TOML: {broken}", "fix the file") from None
 
 
 def write_named(path: Path, content: bytes) -> None:

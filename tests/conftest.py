@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import os
+import shutil
 import sys
+import tempfile
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +22,9 @@ from calibrate import plugins
 from privfair.batches import randomness
 from privfair.noise import random_stream
 from tests.installed_packages import install as install  # a fixture for all
+
+os.environ["XDG_CONFIG_HOME"] = tempfile.mkdtemp(prefix="privfair-tests-")  # no test reads this user's configuration
+atexit.register(shutil.rmtree, os.environ["XDG_CONFIG_HOME"], ignore_errors=True)
 
 settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.register_profile("explore", deadline=None, print_blob=True)

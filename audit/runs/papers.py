@@ -122,7 +122,7 @@ def read_site_papers(path: Path, trusted: FolderTrust, plan_path: Path | None = 
     if not parts:
         raise Refused(
             f"{path} holds the coordinator's half alone; put the sites' folders into it with "
-            f"`privfair federation gather {path} {' '.join(f'{name}=FOLDER' for name in names)}`"
+            f"`privfair audit run {path} {' '.join(f'--site {name}=FOLDER' for name in names)}`"
         )
     gathered = tuple(part.name for part in parts) == names and (path / "parties").is_dir()
     papers = (folder, found.document, found.manifest_digest, found.authentic, Transcript.read(folder.transcript))

@@ -358,7 +358,7 @@ def read_request(content: bytes) -> BudgetRequest:
 
 
 def _not_a_request(why: str) -> InvalidInput:
-    return InvalidInput("REQUEST", "(a file)", f"is not a request ({why})", "give what `privfair request` wrote")
+    return InvalidInput("REQUEST", "(a file)", f"is not a request ({why})", "give what `privfair budget request` wrote")
 
 
 def sign_request(request: BudgetRequest, key: SigningKey) -> bytes:

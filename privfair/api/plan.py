@@ -238,7 +238,7 @@ class Plan(WrittenPlan):
         return self.price(**asked).sign(key)
 
     def request(self, path: str | Path, *, by: str | None = None, **asked: Unpack[Asking]) -> Path:
-        """Write the budget as a request, for an officer to read and to sign with `privfair sign`.
+        """Write the budget as a request, for an officer to read and to sign with `privfair budget sign`.
 
         Args:
             path: of the file to write.

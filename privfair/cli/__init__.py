@@ -8,6 +8,7 @@ import os
 import sys
 import tempfile
 import traceback
+from copy import copy
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -41,27 +42,32 @@ _SECTIONS = {
         "theorems": ("numbers", "list, check: do published privacy claims hold?"),
     },
     "Budgets": {
-        "request": ("budget", "ask an officer for a budget, with a file"),
-        "sign": ("budget", "sign or decline a request, as the officer"),
-        "manifest": ("budget", "sign, verify and read a budget"),
-        "explain": ("budget", "a budget or an epsilon in plain words"),
-        "compose": ("budget", "one person's promise over several budgets or silos"),
+        "budget": ("budget", "request, sign, show"),
         "keys": ("keys", "generate, trust, revoke"),
-        "ledger": ("ledger", "init, status, limit, charge, publish, backup, restore, .."),
+        "ledger": ("ledger", "init, status, limit, publish, backup, restore, abandon"),
     },
     "Audit": {
-        "audit": ("audit", "does a run keep its promise?"),
-        "sensitivity": ("sensitivity", "refute a claimed sensitivity, or say how hard was tried"),
+        "audit": ("audit", "run, model, training, sensitivity"),
+        "verify": ("verify", "check a budget, audit, ledger or log file"),
     },
     "Services": {
-        "guard": ("services", "one site's data, ledger and noise in a process of its own"),
-        "federation": ("services", "several sites, tried on one machine"),
-        "desk": ("services", "privacy officer's pages on 127.0.0.1"),
+        "serve": ("services", "run one site's guard"),
+        "ui": ("services", "privacy officer's pages on 127.0.0.1"),
     },
 }
 """By section of the help screen each command: the module that has it, and what it is for."""
 
-_FORMER = {"card": "report", "choose": "start", "frontier": "report", "registry": "report"}
+_FORMER = {
+    "card": "report",
+    "choose": "start",
+    "federation": "services",
+    "frontier": "report",
+    "manifest": "budget",
+    "registry": "report",
+    "request": "budget",
+    "sensitivity": "audit_sensitivity",
+    "sign": "budget",
+}
 """Former spellings by module: they work, and nothing shows them."""
 
 _MODULES = {name: module for part in _SECTIONS.values() for name, (module, _) in part.items()} | _FORMER
@@ -100,7 +106,9 @@ class _LazyGroup(click.Group):
             hint = f"Did you mean {near[0]}?" if near else "`privfair --help` lists the commands."
             ctx.fail(f"There is no command {name!a}. {hint}")
         command: click.Command = getattr(importlib.import_module(f"privfair.cli.{_MODULES[name]}"), f"{name}_command")
-        command.hidden = name in _FORMER
+        if name in _FORMER:
+            command = copy(command)  # it may be shown under its new name
+            command.hidden = True
         return with_our_help(command)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:

@@ -1,4 +1,4 @@
-"""A budget on its way: requested, signed or declined, verified, shown, explained and composed."""
+"""A budget on its way: requested, signed or declined, and shown."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Iterable
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import TypedDict, Unpack
 
 import click
 
@@ -26,127 +26,33 @@ from calibrate.manifest.issue import (
     request_bytes,
     sign_request,
 )
-from calibrate.manifest.issue import recompute as price_again
 from calibrate.manifest.keys import load_private
 from calibrate.manifest.mechanism import instant_to_text
 from calibrate.manifest.show import changes, meaning_of, plain_words, protected_text, render
 from calibrate.manifest.verify import authenticate, read_unverified
 from calibrate.meaning import Meaning
 from calibrate.privacy_unit import EpsilonDelta
+from privfair.cli.config import configured, configured_trust
 from privfair.cli.help import Subcommands
 from privfair.cli.keys import ask_password, read_trust_file
-from privfair.cli.options import FILE, json_option, ledger_option, options, required_trust_options, trust_options
-from privfair.cli.output import print_json, print_wrapped
+from privfair.cli.options import FILE, asked
+from privfair.cli.output import answer, print_json, print_wrapped
+from privfair.cli.verify import manifest_command
 from privfair.durable import read_named, write_named
 from privfair.ledger import Ledger, LedgerAccess
 from privfair.ledger.terms import claimant_here
 from privfair.plan.plan import Plan
 
 
-@click.command("explain", short_help="a budget or an epsilon in plain words")
-@click.argument("budget", type=FILE, required=False)
-@trust_options
-@click.option("--epsilon", type=float, metavar="E", help="Explain this epsilon instead of a budget file.")
-@click.option("--delta", type=float, metavar="D", help="Delta that goes with --epsilon.")
-@click.option(
-    "--group",
-    type=click.IntRange(min=1),
-    metavar="K",
-    help="Explain the promise to K units together, such as the members of a family.",
-)
-@json_option
-def explain_command(
-    budget: Path | None,
-    trust_path: Path | None,
-    root: Path | None,
-    epsilon: float | None,
-    delta: float | None,
-    group: int | None,
-    as_json: bool,
-) -> None:
-    """Say what a promise means: who is protected, how often an observer can be right, what is not protected.
+@click.group("budget", cls=Subcommands, short_help="request, sign, show")
+def budget_command() -> None:
+    """A budget says what may be published, with how much noise, for how many rounds, on which data.
 
     \b
-    Examples:
-      privfair explain budget.json --trust trust.json
-      privfair explain --epsilon 1 --delta 1e-5
+    Example, the engineer and then the officer:
+      privfair budget request plan.toml --why "readmission model for ward 7"
+      privfair budget sign request.json --key officer.pem --out budget.json
     """
-    if (budget is None) == (epsilon is None or delta is None):
-        raise click.UsageError("give either a budget file, or both --epsilon and --delta")
-    if budget is not None:
-        _explain_budget(budget, trust_path, root, group, as_json)
-        return
-    assert epsilon is not None
-    assert delta is not None
-    meaning = Meaning(EpsilonDelta(epsilon, delta))
-    if as_json:
-        print_json(meaning.to_json() | _group_json(meaning, group))
-    else:
-        print_lines(meaning.sentences("one unit"))
-        print_lines(_group_lines(meaning, group, "unit"))
-
-
-def _group_json(meaning: Meaning, size: int | None) -> dict[str, object]:
-    """The promise to a group, where one was asked for; null where nothing is left of it."""
-    if size is None:
-        return {}
-    together = meaning.for_group(size)
-    return {"group": {"size": size, "meaning": None if together is None else together.to_json()}}
-
-
-def _group_lines(meaning: Meaning, size: int | None, unit: str) -> tuple[str, ...]:
-    if size is None:
-        return ()
-    together = meaning.for_group(size)
-    if together is None:
-        return (f"To {size} {unit}s together nothing is promised.",)
-    promise = together.promise
-    return (
-        f"To {size} {unit}s together epsilon {promise.epsilon:.4g} at delta {promise.delta:.3g} is promised.",
-        together.sentences(f"these {size} {unit}s")[0],
-    )
-
-
-def _explain_budget(path: Path, trust_path: Path | None, root: Path | None, group: int | None, as_json: bool) -> None:
-    from audit.report.page import protection_lines  # the result types, which signing need not load
-
-    content = read_named(path, "BUDGET")
-    if trust_path is None:
-        document, checked, remark = read_unverified(content).document, False, None
-    else:
-        found = authenticate(content, read_trust_file(trust_path, root), for_reading=True)
-        document, checked, remark = found.document, True, found.remark
-    guarantee = document.guarantee
-    meaning = meaning_of(guarantee)
-    if as_json:
-        print_json(
-            {
-                "verified": checked,
-                "algorithm": document.algorithm,
-                "protected": protected_text(guarantee),
-                "not_protected": list(guarantee.not_protected),
-                "rounds": document.rounds,
-                "retention": document.retention,
-                "meaning": None if meaning is None else meaning.to_json(),
-                **({} if meaning is None else _group_json(meaning, group)),
-            }
-        )
-        return
-    if not checked:
-        print_lines(("SIGNATURES NOT CHECKED: give --trust to know whether anybody signed this.",))
-    if remark is not None:
-        print_lines((remark,))
-    print_lines(protection_lines(document))
-    if meaning is None:
-        print_lines(("There is no finite promise: nobody is protected from an observer of this run.",))
-    else:
-        print_lines(meaning.sentences(protected_text(guarantee).split(",")[0]))
-        print_lines(_group_lines(meaning, group, guarantee.privacy_unit().protected.value))
-    print_lines((f"It covers {document.rounds} rounds of {document.algorithm} and can be spent once.",))
-    print_lines(("Not protected, one by one:",))
-    print_wrapped(*(f"- {line}" for line in guarantee.not_protected))
-    if document.retention_text is not None:
-        print_lines((document.retention_text,))
 
 
 def print_lines(lines: Iterable[str]) -> None:
@@ -155,25 +61,27 @@ def print_lines(lines: Iterable[str]) -> None:
         click.echo(textwrap.fill(line, 80, subsequent_indent="  ", break_long_words=False))
 
 
-_file = click.argument("file", type=FILE)
+# What the issuer of a budget decides: its ledgers, its purpose, how long it may be used.
 
 
-def issuer_from_flags(
-    *,
-    silos: tuple[str, ...] = (),
-    ledgers: tuple[str, ...] = (),
-    valid_days: int,
-    why: str,
-    research_noise: bool = False,
-    **_: object,
-) -> Issuer:
-    """What the flags of `calibrate --out` say about the manifest, beside where to write it."""
+class IssuerFlags(TypedDict, total=False):
+    """The options of a command that writes a budget or a request, as they were typed."""
+
+    silos: tuple[str, ...]
+    ledgers: tuple[str, ...]
+    valid_days: int
+    why: str
+    research_noise: bool
+
+
+def issuer_from_flags(**flags: Unpack[IssuerFlags]) -> Issuer:
+    """What the flags say about the budget."""
     return Issuer(
-        silos=tuple(_named_size(text) for text in silos),
-        ledgers=tuple(_ledger(text) for text in ledgers),
-        lifetime=timedelta(days=valid_days),
-        why=why,
-        research_noise=research_noise,
+        silos=tuple(_named_size(text) for text in flags.get("silos", ())),
+        ledgers=tuple(_ledger(text) for text in flags.get("ledgers", ())),
+        lifetime=timedelta(days=flags.get("valid_days", 90)),
+        why=flags.get("why", ""),
+        research_noise=flags.get("research_noise", False),
     )
 
 
@@ -196,115 +104,148 @@ def _named_size(text: str) -> tuple[str, int]:
     return name.strip(), int(size)
 
 
-@click.group("manifest", cls=Subcommands, short_help="sign, verify and read a budget")
-def manifest_command() -> None:
-    """A budget manifest says what may be published, with how much noise, for how many rounds, on which data.
+def _draft(
+    file: Plan,
+    issuer: Issuer,
+    epsilon: float | None = None,
+    delta: float | None = None,
+    as_printed: bool = False,
+    no_privacy: str | None = None,
+) -> BudgetDraft:
+    """The budget of a plan, priced twice; loads the engine."""
+    from privfair.api.draft import Unprotected, draft
 
-    `privfair calibrate ... --out budget.json --key officer.pem` writes one.
-    """
-
-
-@manifest_command.command("sign")
-@_file
-@click.option("--key", "key_path", type=FILE, required=True, help="The private key that signs.")
-@click.option("--out", type=FILE, help="Default: FILE itself.")
-@json_option
-def sign_manifest(file: Path, key_path: Path, out: Path | None, as_json: bool) -> None:
-    """Add a signature, after pricing the budget again with two accountants. Read it first: `manifest show`."""
-    key = load_private(key_path, ask_password)
-    signed = add_signature(read_named(file, "FILE"), key)
-    write_named(out or file, signed)
-    signatures = read_unverified(signed).claimed_key_ids
-    if as_json:
-        print_json({"manifest": str(out or file), "signed_by": key.key_id, "signatures": len(signatures)})
-    else:
-        click.echo(f"{out or file}: signed with key {key.key_id}; {len(signatures)} signatures now")
+    if as_printed and no_privacy is not None:
+        raise click.UsageError("--as-printed and --no-privacy exclude each other")
+    if no_privacy is not None:
+        return draft(file, issuer, Unprotected(no_privacy))
+    return draft(file, issuer, "as-printed" if as_printed else "calibrated", file.target(epsilon, delta))
 
 
-@manifest_command.command("verify")
-@_file
-@required_trust_options
-@click.option("--recompute", is_flag=True, help="Also price the signed event again with two accountants.")
-@json_option
-def verify_manifest(file: Path, trust_path: Path, root: Path | None, recompute: bool, as_json: bool) -> None:
-    """Check signatures, roles, validity and meaning; exit code 3 and the failed step otherwise."""
-    manifest = authenticate(read_named(file, "FILE"), read_trust_file(trust_path, root))
-    if recompute:
-        price_again(manifest.document)
-    if as_json:
+_since = click.option("--since", type=FILE, help="Earlier request or budget, to show what changed since.")
+
+
+@budget_command.command("request")
+@click.argument("plan", type=FILE)
+@click.option("--why", required=True, metavar="TEXT", help="Purpose, which the officer reads and the budget keeps.")
+@click.option("--by", "asked_by", metavar="TEXT", help="Who asks [default: the user of this machine].")
+@_since
+@configured(
+    *("ledger", "--ledger", "ledgers"),
+    multiple=True,
+    metavar="[SILO=]PATH|ID",
+    help="The one ledger in which the budget may be used; once per silo with SILO= [default: config].",
+)
+@click.option("--out", type=FILE, default=Path("request.json"), show_default=True, help="File to write.")
+@click.option("--epsilon", type=float, hidden=True, help="The epsilon asked for, if the plan has no [target].")
+@click.option("--delta", type=float, hidden=True, help="The delta asked for, if the plan has no [target].")
+@click.option("--silo", "silos", multiple=True, hidden=True, help="A silo, NAME=SIZE, if the plan names no data.")
+@click.option("--valid-days", type=click.IntRange(1, 36_500), default=90, hidden=True, help="Days until it expires.")
+@click.option("--as-printed", is_flag=True, hidden=True, help="Ask for the paper's own noise, with its true epsilon.")
+@click.option("--no-privacy", hidden=True, help="Ask to train without noise and without a guarantee, for this reason.")
+@click.option(
+    *("--unsafe-seeded-research-noise", "research_noise"),
+    is_flag=True,
+    hidden=True,
+    help="Ask for reproducible noise that protects no one; for experiments on public data.",
+)
+def request_command(
+    plan: Path,
+    out: Path,
+    asked_by: str | None,
+    since: Path | None,
+    epsilon: float | None,
+    delta: float | None,
+    as_printed: bool,
+    no_privacy: str | None,
+    **flags: Unpack[IssuerFlags],
+) -> None:
+    """Calibrate a PLAN and write the budget it needs, unsigned, for the officer to read and sign."""
+    drafted = _draft(Plan.read(plan), issuer_from_flags(**flags), epsilon, delta, as_printed, no_privacy)
+    content = request_bytes(drafted, asked_by or _user(), read_named(plan, "PLAN"))
+    request = read_request(content)
+    write_named(out, content)
+    changed = None if since is None else changes_since(since, request.document)
+    if asked().as_json:
+        guarantee = request.document.guarantee
         print_json(
             {
-                "verified": True,
-                "digest": manifest.digest,
-                "signed_by": [{"role": s.role.value, "key_id": s.key_id} for s in manifest.signatures],
-                "algorithm": manifest.document.algorithm,
-                "kind": manifest.document.guarantee.kind,
-                "rounds": manifest.document.rounds,
-                "recomputed": recompute,
+                "request": str(out),
+                "digest": request.digest,
+                "algorithm": request.document.algorithm,
+                "epsilon": getattr(guarantee, "epsilon", None),
+                "delta": getattr(guarantee, "delta", None),
+                "changes": changed,
             }
         )
         return
-    roles = ", ".join(signature.role.value for signature in manifest.signatures)
-    priced = "; its price was computed again and holds" if recompute else ""
-    click.echo(f"{file}: verified, signed by {roles}{priced}\ndigest {manifest.digest}")
+    print_lines(plain_words(request.document))
+    print_lines(f"Changed since {since}: {line}" for line in changed or ())
+    print_lines((f"The request is in {out}; the officer signs it with `privfair budget sign {out} --key KEY`.",))
 
 
-@manifest_command.command("show")
-@_file
-@options(trust_options)
-@json_option
-def show_manifest(file: Path, trust_path: Path | None, root: Path | None, as_json: bool) -> None:
-    """A page for an officer: what is promised to whom, what is not protected, what it assumes."""
-    content = read_named(file, "FILE")
-    manifest = (
-        read_unverified(content)
-        if trust_path is None
-        else authenticate(content, read_trust_file(trust_path, root), for_reading=True)
-    )
-    if as_json:
-        print_json(
-            {"digest": manifest.digest, "verified": trust_path is not None, "document": manifest.document.to_json()}
-        )
-    else:
-        click.echo(render(manifest))
+def _user() -> str:
+    return claimant_here().rpartition(", process")[0]
 
 
-@click.command("sign", short_help="sign or decline a request, as the officer")
-@click.argument("file", metavar="REQUEST", type=FILE)
-@click.option("--key", "key_path", type=FILE, required=True, help="The officer's private key.")
-@click.option("--out", type=FILE, help="Where the answer goes. Default: NAME-signed.json or NAME-declined.json.")
-@click.option("--since", type=FILE, help="An earlier request or budget, to show what changed since.")
-@click.option("--decline", metavar="REASON", help="Decline, with this reason, instead of signing.")
+_key = configured(
+    "key", "--key", "key_path", type=FILE, required=True, help="Private key that signs [default: config]."
+)
+
+
+@budget_command.command("sign")
+@click.argument("file", type=FILE)
+@_key
+@click.option("--decline", metavar="REASON", help="Decline the request, with this reason, instead of signing.")
+@_since
 @click.option("--yes", is_flag=True, help="Do not ask before signing; needed where there is no terminal.")
-@json_option
+@click.option(
+    "--out", type=FILE, help="Answer [default: NAME-signed.json or NAME-declined.json; for a budget, the file itself]."
+)
 def sign_command(
-    file: Path, key_path: Path, out: Path | None, since: Path | None, decline: str | None, yes: bool, as_json: bool
+    file: Path, key_path: Path, out: Path | None, since: Path | None, decline: str | None, yes: bool
 ) -> None:
-    """Show a request in plain words with what changed since the last one, and sign it, or decline with a reason.
+    """Show FILE in plain words and sign it, or decline it with a reason.
 
-    The budget is priced again by two accountants on this machine before it is signed. Texts and the names of silos are
-    the engineer's.
+    FILE is a request, a PLAN (requested and signed in one go), or a budget that needs one more signature. The budget
+    is priced again by two accountants on this machine before it is signed. Texts and the names of silos are the
+    engineer's.
 
     \b
     Examples:
-      privfair sign request.json --key officer.pem --since last-budget.json --out budget.json
-      privfair sign request.json --key officer.pem --decline "epsilon 8 is too much for this purpose"
+      privfair budget sign request.json --since last-budget.json --out budget.json
+      privfair budget sign request.json --decline "epsilon 8 is too much for this purpose"
     """
-    request = read_request(read_named(file, "REQUEST"))
+    content = read_named(file, "FILE")
+    if b'"payload"' in content:
+        if decline is not None:
+            raise click.UsageError("--decline answers a request; a budget that is signed already is revoked by its key")
+        document = read_unverified(content).document
+        changed = None if since is None else changes_since(since, document)
+        if not asked().as_json:
+            _show_document(document, since, changed)
+        _confirm(yes)
+        added = _added(file, key_path, out)
+        answer({"kind": "budget", **added, "changes": changed}, _added_text(added))
+        return
+    kind = "plan" if file.suffix == ".toml" else "request"
+    if kind == "plan":
+        content = request_bytes(_draft(Plan.read(file), issuer_from_flags()), _user(), content)
+    request = read_request(content)
     changed = None if since is None else changes_since(since, request.document)
-    if not as_json:
-        _show(request, since, changed)
-    if decline is None and not yes:
-        if as_json or not sys.stdin.isatty():
-            raise click.UsageError("nothing was signed: read the request, and give --yes to sign it without a question")
-        click.confirm("Sign it?", abort=True, err=True)
+    if not asked().as_json:
+        print_lines((f"{request.asked_by} asked at {instant_to_text(request.asked_at)} for:",))
+        _show_document(request.document, since, changed)
+    if decline is None:
+        _confirm(yes)
     key = load_private(key_path, ask_password)
-    answer = sign_request(request, key) if decline is None else decline_request(request, decline, key)
-    target = out or answer_path(file, signed=decline is None)
-    write_named(target, answer)
-    if as_json:
+    reply = sign_request(request, key) if decline is None else decline_request(request, decline, key)
+    target = out or answer_path(file.with_suffix(".json"), signed=decline is None)
+    write_named(target, reply)
+    if asked().as_json:
         print_json(
             {
+                "kind": kind,
                 "request": request.digest,
                 "answer": "signed" if decline is None else "declined",
                 "file": str(target),
@@ -317,6 +258,25 @@ def sign_command(
     print_lines((f"{word} with key {key.key_id}: return {target} to {request.asked_by}.",))
 
 
+def _confirm(yes: bool) -> None:
+    if yes:
+        return
+    if asked().as_json or not sys.stdin.isatty():
+        raise click.UsageError("nothing was signed: read the request, and give --yes to sign it without a question")
+    click.confirm("Sign it?", abort=True, err=True)
+
+
+def _show_document(document: BudgetDocument, since: Path | None, changed: list[str] | None) -> None:
+    print_lines(plain_words(document))
+    print_lines(f"Not protected: {line}" for line in document.guarantee.not_protected)
+    if changed is None:
+        print_lines(("Not compared with an earlier budget: give --since FILE to see what changed.",))
+    elif not changed:
+        print_lines((f"Nothing changed since {since} but the times and the nonce.",))
+    else:
+        print_lines(f"Changed since {since}: {line}" for line in changed)
+
+
 def changes_since(path: Path, document: BudgetDocument) -> list[str]:
     """What is different in `document` from an earlier request or signed budget, one sentence each."""
     content = read_named(path, "--since")
@@ -327,111 +287,167 @@ def changes_since(path: Path, document: BudgetDocument) -> list[str]:
     return [change.sentence for change in changes(before, document)]
 
 
-def _show(request: BudgetRequest, since: Path | None, changed: list[str] | None) -> None:
+class AddedSignature(TypedDict):
+    """That a budget has one more signature."""
 
-    print_lines((f"{request.asked_by} asked at {instant_to_text(request.asked_at)} for:",))
-    print_lines(plain_words(request.document))
-    print_lines(f"Not protected: {line}" for line in request.document.guarantee.not_protected)
-    if changed is None:
-        print_lines(("Not compared with an earlier budget: give --since FILE to see what changed.",))
-    elif not changed:
-        print_lines((f"Nothing changed since {since} but the times and the nonce.",))
-    else:
-        print_lines(f"Changed since {since}: {line}" for line in changed)
+    manifest: str
+    signed_by: str
+    signatures: int
 
 
-@click.command("request", short_help="ask an officer for a budget, with a file")
-@click.argument("plan", type=FILE)
-@click.option("--out", type=FILE, default=Path("request.json"), show_default=True, help="File to write.")
-@click.option("--why", required=True, metavar="TEXT", help="The purpose, which the officer reads and the budget keeps.")
-@click.option("--by", "asked_by", metavar="TEXT", help="Who asks. Default: the user of this machine.")
-@click.option("--epsilon", type=float, metavar="E", help="The promise asked for, if the plan has no [target].")
-@click.option("--delta", type=float, metavar="D", help="The delta asked for, if the plan has no [target].")
-@click.option("--silo", "silos", multiple=True, metavar="NAME=SIZE", help="A silo, if the plan names no data.")
-@ledger_option
+def _added(file: Path, key_path: Path, out: Path | None) -> AddedSignature:
+    """Sign a budget once more, after pricing it again, and write it."""
+    key = load_private(key_path, ask_password)
+    signed = add_signature(read_named(file, "FILE"), key)
+    write_named(out or file, signed)
+    number = len(read_unverified(signed).claimed_key_ids)
+    return {"manifest": str(out or file), "signed_by": key.key_id, "signatures": number}
+
+
+def _added_text(added: AddedSignature) -> str:
+    return f"{added['manifest']}: signed with key {added['signed_by']}; {added['signatures']} signatures now"
+
+
+@budget_command.command("show")
+@click.argument("files", type=FILE, nargs=-1, metavar="FILE..")
+@configured_trust
+@click.option("--explain", is_flag=True, help="Say in plain words what the guarantee means.")
 @click.option(
-    "--valid-days", type=click.IntRange(1, 36_500), default=90, show_default=True, help="Days until it expires."
+    "--group", type=click.IntRange(min=1), metavar="K", help="Explain it for K units together, like a family."
 )
-@click.option("--as-printed", is_flag=True, help="Ask for the paper's own noise, with its true epsilon.")
-@click.option("--no-privacy", metavar="WHY", help="Ask to train without noise and without a promise, for this reason.")
-@click.option(
-    "--unsafe-seeded-research-noise",
-    "research_noise",
-    is_flag=True,
-    help="Ask for reproducible noise that protects nobody; for experiments on public data.",
-)
-@click.option("--since", type=FILE, help="An earlier request or budget, to say what changed since.")
-@json_option
-def request_command(
-    plan: Path, out: Path, asked_by: str | None, since: Path | None, as_json: bool, **asked: Any
-) -> None:
-    """Calibrate a PLAN and write the budget it needs as a request, unsigned, for the officer to read and sign.
-
-    \b
-    Example:
-      privfair request plan.toml --why "readmission model for ward 7" --ledger ledger.db
-      privfair sign request.json --key officer.pem --out budget.json      (the officer)
-    """
-    draft = _draft(Plan.read(plan), **asked)
-    content = request_bytes(draft, asked_by or _user(), read_named(plan, "PLAN"))
-    request = read_request(content)
-    write_named(out, content)
-    changed = None if since is None else changes_since(since, request.document)
-    if as_json:
-        print_json(
-            {
-                "request": str(out),
-                "digest": request.digest,
-                "algorithm": request.document.algorithm,
-                "epsilon": getattr(request.document.guarantee, "epsilon", None),
-                "delta": getattr(request.document.guarantee, "delta", None),
-                "changes": changed,
-            }
-        )
-        return
-
-    print_lines(plain_words(request.document))
-    for line in changed or ():
-        print_lines((f"Changed since {since}: {line}",))
-    print_lines((f"The request is in {out}; the officer signs it with `privfair sign {out} --key KEY`.",))
-
-
-def _user() -> str:
-
-    return claimant_here().rpartition(", process")[0]
-
-
-def _draft(
-    file: Plan, epsilon: float | None, delta: float | None, as_printed: bool, no_privacy: str | None, **asked: Any
-) -> BudgetDraft:
-    from privfair.api.draft import Unprotected, draft
-
-    issuer = issuer_from_flags(**asked)
-    if as_printed and no_privacy is not None:
-        raise click.UsageError("--as-printed and --no-privacy exclude each other")
-    if no_privacy is not None:
-        return draft(file, issuer, Unprotected(no_privacy))
-    return draft(file, issuer, "as-printed" if as_printed else "calibrated", file.target(epsilon, delta))
-
-
-@click.command("compose", short_help="one person's promise over several budgets or silos")
-@click.argument("budgets", type=FILE, nargs=-1, required=True, metavar="BUDGET..")
+@click.option("--epsilon", type=float, metavar="E", help="Explain this epsilon instead of a file.")
+@click.option("--delta", type=float, metavar="D", help="Delta that goes with --epsilon.")
 @click.option(
     "--silos",
     type=click.IntRange(min=1),
     metavar="N",
-    help="In at most how many silos of each budget the person's data are; every silo unless given.",
+    help="Of several files: in at most N silos of each budget are one person's data [default: all].",
 )
-@json_option
-def compose_command(budgets: tuple[Path, ...], silos: int | None, as_json: bool) -> None:
-    """Add up what BUDGETs promise to one person, who pays once per silo and per budget they are in.
+def show_command(
+    files: tuple[Path, ...],
+    trust_path: Path | None,
+    explain: bool,
+    group: int | None,
+    epsilon: float | None,
+    delta: float | None,
+    silos: int | None,
+) -> None:
+    """Show a budget or request; of several budgets, what they guarantee one person together.
 
-    The sum holds for the coarsest unit that every budget protects. Signatures are not checked.
+    One person pays once per silo and per budget they are in. The sum holds for the coarsest unit that every budget
+    protects; signatures are not checked for it.
 
     \b
-    Example: a patient of two hospitals that trained together, then of one that trained alone
-      privfair compose both.json alone.json --silos 2
+    Examples:
+      privfair budget show budget.json --explain --trust trust.json
+      privfair budget show --epsilon 1 --delta 1e-5
+      privfair budget show both-hospitals.json one-hospital.json --silos 2
     """
+    if bool(files) == (epsilon is not None or delta is not None) or (epsilon is None) != (delta is None):
+        raise click.UsageError("give either a budget file, or both --epsilon and --delta")
+    if epsilon is not None and delta is not None:
+        meaning = Meaning(EpsilonDelta(epsilon, delta))
+        document = {"kind": "explanation", **meaning.to_json(), **_group_json(meaning, group)}
+        answer(document, *meaning.sentences("one unit"), *_group_lines(meaning, group, "unit"))
+    elif len(files) > 1:
+        _show_composed(files, silos)
+    else:
+        content = read_named(files[0], "BUDGET")
+        if b'"payload"' not in content:
+            _show_request(read_request(content))
+        elif explain or group is not None:
+            _explain(content, trust_path, group)
+        else:
+            _show_page(content, trust_path)
+
+
+def _show_request(request: BudgetRequest) -> None:
+    if asked().as_json:
+        print_json({"kind": "request", "digest": request.digest, "document": request.document.to_json()})
+        return
+    print_lines((f"A request, not signed; {request.asked_by} asked at {instant_to_text(request.asked_at)} for:",))
+    _show_document(request.document, None, [])
+
+
+def _show_page(content: bytes, trust_path: Path | None) -> None:
+    """A page for an officer: what is guaranteed to whom, what is not protected, what it assumes."""
+    manifest = (
+        read_unverified(content)
+        if trust_path is None
+        else authenticate(content, read_trust_file(trust_path), for_reading=True)
+    )
+    if asked().as_json:
+        verified = trust_path is not None
+        found = {"digest": manifest.digest, "verified": verified, "document": manifest.document.to_json()}
+        print_json({"kind": "budget", **found})
+    else:
+        click.echo(render(manifest))
+
+
+def _group_json(meaning: Meaning, size: int | None) -> dict[str, object]:
+    """The guarantee to a group, where one was asked for; null where nothing is left of it."""
+    if size is None:
+        return {}
+    together = meaning.for_group(size)
+    return {"group": {"size": size, "meaning": None if together is None else together.to_json()}}
+
+
+def _group_lines(meaning: Meaning, size: int | None, unit: str) -> tuple[str, ...]:
+    if size is None:
+        return ()
+    together = meaning.for_group(size)
+    if together is None:
+        return (f"To {size} {unit}s together nothing is promised.",)
+    promise = together.promise
+    return (
+        f"To {size} {unit}s together epsilon {promise.epsilon:.4g} at delta {promise.delta:.3g} is promised.",
+        together.sentences(f"these {size} {unit}s")[0],
+    )
+
+
+def _explain(content: bytes, trust_path: Path | None, group: int | None) -> None:
+    from audit.report.page import protection_lines  # the result types, which signing need not load
+
+    if trust_path is None:
+        document, remark = read_unverified(content).document, None
+    else:
+        found = authenticate(content, read_trust_file(trust_path), for_reading=True)
+        document, remark = found.document, found.remark
+    guarantee = document.guarantee
+    meaning = meaning_of(guarantee)
+    if asked().as_json:
+        print_json(
+            {
+                "kind": "explanation",
+                "verified": trust_path is not None,
+                "algorithm": document.algorithm,
+                "protected": protected_text(guarantee),
+                "not_protected": list(guarantee.not_protected),
+                "rounds": document.rounds,
+                "retention": document.retention,
+                "meaning": None if meaning is None else meaning.to_json(),
+                **({} if meaning is None else _group_json(meaning, group)),
+            }
+        )
+        return
+    if trust_path is None:
+        print_lines(("SIGNATURES NOT CHECKED: give --trust to know whether anybody signed this.",))
+    if remark is not None:
+        print_lines((remark,))
+    print_lines(protection_lines(document))
+    if meaning is None:
+        print_lines(("There is no finite guarantee: no one is protected from an observer of this run.",))
+    else:
+        print_lines(meaning.sentences(protected_text(guarantee).split(",")[0]))
+        print_lines(_group_lines(meaning, group, guarantee.privacy_unit().protected.value))
+    print_lines((f"It covers {document.rounds} rounds of {document.algorithm} and can be spent once.",))
+    print_lines(("Not protected, one by one:",))
+    print_wrapped(*(f"- {line}" for line in guarantee.not_protected))
+    if document.retention_text is not None:
+        print_lines((document.retention_text,))
+
+
+def _show_composed(budgets: tuple[Path, ...], silos: int | None) -> None:
     from privfair.api.reading import promises_of
 
     documents = [(path.name, read_unverified(read_named(path, "BUDGET")).document) for path in budgets]
@@ -440,13 +456,13 @@ def compose_command(budgets: tuple[Path, ...], silos: int | None, as_json: bool)
     total = compose_beforehand(given, [document.renyi_curve() for _, document in documents])
     by = "basic" if total == basic else "renyi"
     unit = {"unit": total.unit.protected.value, "adjacency": total.unit.relation.value}
-    if as_json:
+    if asked().as_json:
         parts = [
             {"budget": str(path), "epsilon": one.epsilon, "delta": one.delta, "silos": one.times}
             for path, one in zip(budgets, given, strict=True)
         ]
         found = {"epsilon": total.epsilon, "delta": total.delta, "by": by, "basic_epsilon": basic.epsilon}
-        print_json({**unit, **found, "budgets": parts})
+        print_json({"kind": "composition", **unit, **found, "budgets": parts})
         return
     for path, one in zip(budgets, given, strict=True):
         click.echo(f"{path}: epsilon {one.epsilon:g}, delta {one.delta:g}, in {one.times} silo(s)")
@@ -458,3 +474,13 @@ def compose_command(budgets: tuple[Path, ...], silos: int | None, as_json: bool)
             "by Renyi composition, for budgets that were signed without looking at one another's results;\n"
             f"by basic composition, which holds for any: epsilon {basic.epsilon:g}"
         )
+
+
+@manifest_command.command("sign")
+@click.argument("file", type=FILE)
+@_key
+@click.option("--out", type=FILE, help="Signed budget [default: FILE].")
+def sign_manifest(file: Path, key_path: Path, out: Path | None) -> None:
+    """Add a signature without a question."""
+    added = _added(file, key_path, out)
+    answer(dict(added), _added_text(added))

@@ -300,7 +300,7 @@ class Demo:
         printed = ("--as-printed",) if as_printed else ()
         pipeline.sign(self._plan, *printed, "--why", "demonstration")
         trust = ("--trust", pipeline.path("trust.json"))
-        guarantee = pipeline.answer("manifest", "show", pipeline.path("budget.json"), *trust)["document"]["guarantee"]
+        guarantee = pipeline.answer("budget", "show", pipeline.path("budget.json"), *trust)["document"]["guarantee"]
         epsilon, claimed = guarantee["epsilon"], guarantee.get("claimedEpsilon", guarantee["epsilon"])
         cost = f"epsilon {epsilon:.3g} at delta {guarantee['delta']:g}"
         said = f"claimed: epsilon {claimed:g}, truly {cost}" if as_printed else cost

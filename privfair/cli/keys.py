@@ -1,4 +1,4 @@
-"""`privfair keys`: who may sign a budget."""
+"""Keys: who may sign a budget, and who no longer may."""
 
 from __future__ import annotations
 
@@ -13,18 +13,15 @@ from calibrate.manifest import keys
 from calibrate.manifest.keys import PASSWORD_VARIABLE, Role, SigningKey, load_private, load_public
 from calibrate.manifest.strict_json import in_our_words
 from calibrate.manifest.trust import Revocation, TrustedKey, TrustFile, read_trust
+from privfair.cli.config import anchor_for, root_for
 from privfair.cli.help import Subcommands
-from privfair.cli.options import FILE, json_option, options
-from privfair.cli.output import print_answer, print_json
+from privfair.cli.options import FILE, options
+from privfair.cli.output import answer
 from privfair.durable import read_named, write_named
+from privfair.ledger import Ledger
 
 ROLES = ("privacy-officer", "data-owner", "auditor")
 _DAYS = click.IntRange(min=1, max=36_500)
-
-required_trust_options = options(
-    click.option("--trust", "trust_path", type=FILE, required=True, help="Trust file: whose signatures are required."),
-    click.option("--root", type=FILE, help="Public key that signed the trust file, where it is signed."),
-)
 
 
 def ask_password() -> bytes:
@@ -33,22 +30,13 @@ def ask_password() -> bytes:
     return (given if given else click.prompt("Password of the key", hide_input=True, err=True)).encode()
 
 
-def read_trust_file(path: Path, root: Path | None) -> TrustFile:
-    """The trust file at `path`, checked by the root key where one is given."""
-    return read_trust(read_named(path, "--trust"), None if root is None else load_public(root, ask_password))
+def read_trust_file(path: Path, root: Path | None = None) -> TrustFile:
+    """The trust file at `path`, checked by the given root key, else by the configured one."""
+    content, root = read_named(path, "--trust"), root or root_for(path)
+    return read_trust(content, None if root is None else load_public(root, ask_password))
 
 
-_out = click.option("--out", type=FILE, required=True, help="The trust file, which is written anew.")
-_root = click.option("--root", "root_path", type=FILE, help="The private root key that signs the trust file.")
-_file_days = click.option(
-    "--file-valid-days", type=_DAYS, help="Days until the trust file itself is stale and a newer one is asked for."
-)
-_key_days = click.option(
-    "--valid-days", type=_DAYS, default=730, show_default=True, help="Days for which signatures of the key count."
-)
-
-
-@click.group("keys", cls=Subcommands, short_help="make keys and say whom to trust")
+@click.group("keys", cls=Subcommands, short_help="generate, trust, revoke")
 def keys_command() -> None:
     """Make signing keys, and write the trust file that says whose signatures a budget needs.
 
@@ -60,8 +48,7 @@ def keys_command() -> None:
       privfair keys generate --role root --out root.pem
       privfair keys generate --role privacy-officer --out officer.pem
       privfair keys trust --key officer.pem --role privacy-officer --out trust.json --root root.pem
-      privfair keys generate --role privacy-officer --out successor.pem
-      privfair keys rotate --key-id ID --key successor.pem --out trust.json --root root.pem
+      privfair keys trust --replaces ID --key successor.pem --out trust.json --root root.pem
       privfair keys revoke --key-id ID --why "the laptop was stolen" --out trust.json --root root.pem
     """
 
@@ -77,41 +64,98 @@ def keys_command() -> None:
     help="Kind of key; ecdsa-p256 is for key stores that have no Ed25519.",
 )
 @click.option("--encrypt", is_flag=True, help="Protect the file by a password (asked for, or PRIVFAIR_KEY_PASSWORD).")
-@json_option
-def generate(role: str, out: Path, algorithm: str, encrypt: bool, as_json: bool) -> None:
+def generate(role: str, out: Path, algorithm: str, encrypt: bool) -> None:
     """Make a key pair: OUT (readable by you alone) and OUT.pub. An existing file is never overwritten."""
     key = keys.generate(keys.KeyAlgorithm(algorithm))
     named = None if role == keys.ROOT else keys.Role(role)
     public = keys.save(key, named, out, ask_password() if encrypt else None)
-    if as_json:
-        print_json({"key_id": key.key_id, "role": role, "private": str(out), "public": str(public)})
-    else:
-        click.echo(f"{role} key {key.key_id}\nprivate key: {out}\npublic key:  {public}")
+    answer(
+        {"key_id": key.key_id, "role": role, "private": str(out), "public": str(public)},
+        *(f"{role} key {key.key_id}", f"private key: {out}", f"public key:  {public}"),
+    )
+
+
+_change_options = options(
+    click.option("--root", "root_path", type=FILE, help="Private root key that signs the trust file."),
+    click.option("--out", type=FILE, required=True, help="Trust file, which is read and written."),
+)
 
 
 @keys_command.command("trust")
-@click.option("--key", "key_path", type=FILE, required=True, help="The key to trust; its public half is enough.")
-@click.option("--role", type=click.Choice(ROLES), required=True, help="For whom the key speaks.")
-@_out
+@click.option("--key", "key_path", type=FILE, help="Key to trust; its public half is enough.")
+@click.option("--role", type=click.Choice(ROLES), help="For whom the key speaks.")
 @click.option("--append", is_flag=True, help="Add the key to the trust file that is there.")
-@_key_days
-@_file_days
-@_root
-@json_option
+@click.option(
+    "--replaces", metavar="KEY_ID", help="Key whose role the new one takes; it is revoked at the same instant."
+)
+@click.option(
+    "--valid-days", type=_DAYS, default=730, show_default=True, help="Days for which the key's signatures count."
+)
+@click.option("--file-valid-days", type=_DAYS, help="Days until the trust file is stale and a newer one is needed.")
+@click.option("--new-root", "new_path", type=FILE, help="Private root key that takes the place of --root.")
+@click.option("--ledger", metavar="LEDGER", help="Ledger that remembers the trust file and refuses earlier ones.")
+@_change_options
 def trust(
-    key_path: Path,
-    role: str,
-    out: Path,
+    key_path: Path | None,
+    role: str | None,
     append: bool,
+    replaces: str | None,
     valid_days: int,
     file_valid_days: int | None,
+    new_path: Path | None,
+    ledger: str | None,
     root_path: Path | None,
-    as_json: bool,
+    out: Path,
 ) -> None:
     """Trust a key for a role. Every role in the file must sign a budget; with one role, its signature is enough.
 
     Auditors are the exception: they sign audits, and budgets neither need nor take their signature.
+
+    \b
+    Also, always with --out FILE:
+      --key NEW --replaces ID      a new key for an old one; sign budgets again
+      --root KEY                   sign a file that is not signed yet
+      --root OLD --new-root NEW    a new root key; FILE-handover.json, which the
+                                   old one signs, is for other ledgers
+      --ledger LEDGER              show the file to a ledger before the next run
     """
+    lifetime = None if file_valid_days is None else timedelta(days=file_valid_days)
+    if key_path is not None:
+        if replaces is None:
+            change = _add(key_path, role, append, valid_days, lifetime, out, root_path)
+        else:
+            change = _replace(key_path, replaces, valid_days, lifetime, out, root_path)
+    elif new_path is not None:
+        change = _hand_over(out, root_path, new_path, lifetime, ledger)
+        root_path = new_path
+    elif root_path is not None and ledger is None:
+        change = _sign(out, root_path, lifetime)
+    elif ledger is not None:
+        change = {"trust": str(out)}, ()
+    else:
+        raise click.UsageError("name what to trust: --key KEY, or --root, --new-root or --ledger (see --help)")
+    document, sentences = change
+    if ledger is not None:
+        document |= _show_ledger(ledger, out, root_path)
+        sentences += (f"{ledger}: remembers the trust file; earlier ones are refused",)
+    answer(document, *sentences)
+
+
+Change = tuple[dict[str, object], tuple[str, ...]]
+"""What a change of the trust file is told as: a document, and sentences."""
+
+
+def _add(
+    key_path: Path,
+    role: str | None,
+    append: bool,
+    valid_days: int,
+    lifetime: timedelta | None,
+    out: Path,
+    root_path: Path | None,
+) -> Change:
+    if role is None:
+        raise click.UsageError("--key needs --role ROLE, or --replaces KEY_ID")
     now, root = _now(), _root_key(root_path)
     entry = TrustedKey.of(load_public(key_path, ask_password), Role(role), now, now + timedelta(days=valid_days))
     if append:
@@ -120,107 +164,82 @@ def trust(
         raise TrustRefused(f"{out} exists; add --append to add a key to it, or choose another name")
     else:
         trusted = TrustFile(keys=(entry,))
-    _write(trusted, out, root, file_valid_days)
-    if as_json:
-        print_json({"trust": str(out), "roles": [r.value for r in trusted.roles], "keys": len(trusted.keys)})
-    else:
-        needed = " and ".join(r.value for r in trusted.roles) or "an officer or owner, who is not listed yet"
-        click.echo(f"{out}: a budget needs the signature of {needed}")
+    _write(trusted, out, root, lifetime)
+    needed = " and ".join(r.value for r in trusted.roles) or "an officer or owner, who is not listed yet"
+    document = {"trust": str(out), "roles": [r.value for r in trusted.roles], "keys": len(trusted.keys)}
+    return document, (f"{out}: a budget needs the signature of {needed}",)
 
 
-@keys_command.command("revoke")
-@click.option("--key-id", required=True, help="Id of the key, as `keys generate` printed it.")
-@click.option("--why", required=True, help="The reason, for the record.")
-@_out
-@_file_days
-@_root
-@json_option
-def revoke(
-    key_id: str, why: str, out: Path, file_valid_days: int | None, root_path: Path | None, as_json: bool
-) -> None:
-    """Revoke a key from now on, also for what it signed earlier; a run under such a budget stops at its next block."""
-    with in_our_words("--why"):
-        revocation = Revocation(at=_now(), why=why)
-    root = _root_key(root_path)
-    _write(_read(out, root).with_revoked(key_id, revocation), out, root, file_valid_days)
-    said = f"{out}: key {key_id} is revoked; budgets it signed are refused from now on"
-    print_answer({"trust": str(out), "revoked": key_id}, as_json, said)
-
-
-@keys_command.command("rotate")
-@click.option("--key-id", required=True, help="Id of the key that is replaced, as `keys generate` printed it.")
-@click.option("--key", "key_path", type=FILE, required=True, help="The key that takes its place and its role.")
-@_out
-@_key_days
-@_file_days
-@_root
-@json_option
-def rotate(
-    key_id: str,
-    key_path: Path,
-    out: Path,
-    valid_days: int,
-    file_valid_days: int | None,
-    root_path: Path | None,
-    as_json: bool,
-) -> None:
-    """Replace a key by a new one of the same role; the old one is revoked at the same instant.
-
-    Budgets that the old key signed are used further once the new one has signed them too: `privfair manifest sign`.
-    """
+def _replace(
+    key_path: Path, key_id: str, valid_days: int, lifetime: timedelta | None, out: Path, root_path: Path | None
+) -> Change:
     now, root = _now(), _root_key(root_path)
     successor = load_public(key_path, ask_password)
     rotated = _read(out, root).with_rotated(key_id, successor, now, now + timedelta(days=valid_days))
-    _write(rotated, out, root, file_valid_days)
-    said = f"{out}: key {successor.key_id} takes the place of {key_id}; sign budgets again with `manifest sign`"
-    print_answer({"trust": str(out), "key_id": successor.key_id, "revoked": key_id}, as_json, said)
+    _write(rotated, out, root, lifetime)
+    told = f"{out}: key {successor.key_id} takes the place of {key_id}; sign budgets again with `privfair budget sign`"
+    return {"trust": str(out), "key_id": successor.key_id, "revoked": key_id}, (told,)
 
 
-@keys_command.command("rotate-root")
-@_out
-@click.option("--handover", type=FILE, required=True, help="New file: the last trust file of the old root key.")
-@click.option("--root", "root_path", type=FILE, required=True, help="The private root key that gives way.")
-@click.option("--new-root", "new_path", type=FILE, required=True, help="The private root key that takes its place.")
-@_file_days
-@json_option
-def rotate_root(
-    out: Path, handover: Path, root_path: Path, new_path: Path, file_valid_days: int | None, as_json: bool
-) -> None:
-    """Replace the root key: HANDOVER, signed by the old one, names the new one, which signs the trust file from now on.
+def _hand_over(
+    out: Path, root_path: Path | None, new_path: Path, lifetime: timedelta | None, ledger: str | None
+) -> Change:
+    """Replace the root key: a last file, signed by the old one, names the new one, which signs from now on.
 
-    Show the handover to each ledger once, with `privfair ledger trust LEDGER --trust HANDOVER --root OLD.pub`: from
-    then on it takes files of the new root key and no others. A ledger that never saw it refuses the new key.
+    A ledger is shown the handover once, and from then on takes files of the new root key and no others. A ledger that
+    never saw it refuses the new key.
     """
-    old, new = _root_key(root_path), _root_key(new_path)
-    assert old is not None
-    assert new is not None
+    if root_path is None:
+        raise click.UsageError("--new-root needs --root, the private root key that gives way")
+    handover = out.with_name(f"{out.stem}-handover.json")
+    old, new = load_private(root_path, ask_password), load_private(new_path, ask_password)
     if handover.exists():
-        raise TrustRefused(f"{handover} exists; choose another name for the handover")
+        raise TrustRefused(f"{handover} exists; move the earlier handover away")
     if old.key_id == new.key_id:
         raise TrustRefused(f"key {new.key_id} is the root key already; make a new one with `keys generate --role root`")
     last = _read(out, old).handed_over(new.public)
     _write(last, handover, old, None)
-    _write(last.taken_over(), out, new, file_valid_days)
-    print_answer(
+    if ledger is not None:
+        _show_ledger(ledger, handover, root_path)
+    _write(last.taken_over(), out, new, lifetime)
+    return (
         {"trust": str(out), "handover": str(handover), "root": new.key_id, "old_root": old.key_id},
-        as_json,
-        f"{handover}: root key {old.key_id[:16]} hands over to {new.key_id[:16]}; show it to each ledger once",
-        f"{out}: signed by the new root key; give its public half with --root from now on",
+        (
+            f"{handover}: root key {old.key_id[:16]} hands over to {new.key_id[:16]}; show it to each ledger once",
+            f"{out}: signed by the new root key; name its public half as `root` in config.toml from now on",
+        ),
     )
 
 
-@keys_command.command("sign")
-@_out
-@_file_days
-@click.option("--root", "root_path", type=FILE, required=True, help="The private root key that signs the trust file.")
-@json_option
-def sign(out: Path, file_valid_days: int | None, root_path: Path, as_json: bool) -> None:
-    """Sign a trust file that is not signed yet with a root key; from then on every change needs that key."""
+def _sign(out: Path, root_path: Path, lifetime: timedelta | None) -> Change:
+    root = load_private(root_path, ask_password)
+    _write(_read(out, None), out, root, lifetime)
+    told = f"{out}: signed by the root key; name its public half as `root` in config.toml"
+    return {"trust": str(out), "root": root.key_id}, (told,)
+
+
+def _show_ledger(location: str, trust_path: Path, root_path: Path | None) -> dict[str, object]:
+    """Let a ledger remember a trust file now, not at the next run."""
+    root_path = root_path or root_for(trust_path)
+    root = None if root_path is None else load_public(root_path, ask_password)
+    seen = read_trust(read_named(trust_path, "--out"), root).seen(root)
+    with Ledger.open(location, anchor_for(location)) as ledger:
+        ledger.remember_trust(seen)
+    return {"ledger": location, "sequence": seen.sequence, "root": seen.root, "successor": seen.successor}
+
+
+@keys_command.command("revoke")
+@click.option("--key-id", required=True, help="Id of the key, as `keys generate` printed it.")
+@click.option("--why", required=True, help="Reason, for the record.")
+@_change_options
+def revoke(key_id: str, why: str, out: Path, root_path: Path | None) -> None:
+    """Revoke a key from now on, also for what it signed earlier; a run under such a budget stops at its next block."""
+    with in_our_words("--why"):
+        revocation = Revocation(at=_now(), why=why)
     root = _root_key(root_path)
-    assert root is not None
-    _write(_read(out, None), out, root, file_valid_days)
-    said = f"{out}: signed by the root key; give its public half with --root wherever the file is used"
-    print_answer({"trust": str(out), "root": root.key_id}, as_json, said)
+    _write(_read(out, root).with_revoked(key_id, revocation), out, root, None)
+    told = f"{out}: key {key_id} is revoked; budgets it signed are refused from now on"
+    answer({"trust": str(out), "revoked": key_id}, told)
 
 
 def _now() -> datetime:
@@ -228,16 +247,14 @@ def _now() -> datetime:
 
 
 def _root_key(path: Path | None) -> SigningKey | None:
-
     return None if path is None else load_private(path, ask_password)
 
 
 def _read(path: Path, root: SigningKey | None) -> TrustFile:
-
     return read_trust(read_named(path, "--out"), None if root is None else root.public)
 
 
-def _write(trusted: TrustFile, path: Path, root: SigningKey | None, file_valid_days: int | None) -> None:
-    if file_valid_days is not None:
-        trusted = trusted.until(_now() + timedelta(days=file_valid_days))
+def _write(trusted: TrustFile, path: Path, root: SigningKey | None, lifetime: timedelta | None) -> None:
+    if lifetime is not None:
+        trusted = trusted.until(_now() + lifetime)
     write_named(path, trusted.to_bytes() if root is None else trusted.signed(root))

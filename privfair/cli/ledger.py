@@ -9,217 +9,79 @@ import click
 
 from calibrate.compose import BudgetFilter
 from calibrate.errors import InvalidInput
+from calibrate.manifest.verify import read_unverified
 from calibrate.privacy_unit import PrivacyUnit, Protected, Relation
+from privfair.cli.config import anchor_for, configured_ledger, fill_from_config, needed_ledger
 from privfair.cli.help import Subcommands
-from privfair.cli.options import FILE, anchor_option, json_option, options, required_trust_options
-from privfair.cli.output import print_json, print_wrapped
-from privfair.durable import read_named, write_named
+from privfair.cli.options import FILE, asked
+from privfair.cli.output import answer, print_json, print_wrapped
+from privfair.durable import write_named
 from privfair.ledger import DataBudgetStatus, Head, Ledger, LedgerAccess, LedgerStatus, ManifestStatus
-from privfair.ledger.book import short
-from privfair.ledger.ledger import read_backup
+from privfair.ledger.ledger import default_anchor, read_backup
 from privfair.ledger.status import unit_in_words
-from privfair.ledger.witness import (
-    ClaimReceipt,
-    LogHead,
-    LogProof,
-    NotedHeads,
-    WitnessLog,
-    contains_head,
-    hashed,
-    head_of,
-    second_uses,
+from privfair.ledger.witness import LogProof, NotedHeads, WitnessLog, hashed, head_of, receipts_at, second_uses
+
+_location = click.argument(
+    "location", metavar="LEDGER", required=False, callback=fill_from_config("ledger", required=True)
 )
-
-_PLACE = click.Path(path_type=Path)
-_log = click.argument("place", metavar="LOG", type=_PLACE)
-_note = click.option(
-    "--note", type=FILE, help="File that remembers the log's head; LEDGER.witness beside a file unless given."
-)
-_manifest = click.option("--manifest", help="Digest of a claimed manifest, or how it begins: proves that it is logged.")
-
-
-@click.group("witness", cls=Subcommands, short_help="log claims where others see a second use")
-def witness_command() -> None:
-    """Log claims to a shared LOG: a file, or a folder with one file per ledger.
-
-    The log is a Merkle tree (RFC 6962) that only grows. It holds digests and dates, no data. A budget that was claimed
-    a second time, on another machine or in a copy of a ledger, is seen when logs are verified or compared: exit code 1.
-    """
-
-
-def _notes(location: str, note: Path | None) -> NotedHeads:
-
-    if note is None and "://" in location:
-        raise InvalidInput("--note", None, "a ledger on a server has no file beside it", "name a file, kept for good")
-    return NotedHeads(Path(f"{location}.witness") if note is None else note)
-
-
-def _finish(place: Path, answer: dict[str, object], wrong: list[str], as_json: bool, well: str) -> None:
-    if as_json:
-        print_json({"log": str(place), **answer, "problems": wrong})
-    else:
-        for problem in wrong:
-            click.echo(f"SECOND USE OR CHANGED LOG: {problem}")
-        if not wrong:
-            click.echo(well)
-    if wrong:
-        raise SystemExit(1)
-
-
-@witness_command.command("add")
-@_log
-@click.option("--ledger", "location", required=True, metavar="LEDGER", help="Ledger whose claims are logged.")
-@anchor_option
-@_note
-@json_option
-def add(place: Path, location: str, anchor: Path | None, note: Path | None, as_json: bool) -> None:
-    """Log every claim of a ledger that LOG does not have yet, and remember the log's head."""
-    notes = _notes(location, note)
-    with Ledger.open(location, anchor, LedgerAccess.READ) as ledger:
-        receipts, identity = ledger.receipts(), ledger.identity
-    log = WitnessLog.at(place, identity)
-    before = hashed(log.read())
-    notes.require(log, before)
-    leaves = hashed(log.append(receipts))
-    _remember(notes, place)
-    head = head_of(leaves)
-    wrong = list(second_uses(_everything(place)))
-    answer = {"size": head.size, "root": head.root, "added": len(leaves) - len(before)}
-    _finish(place, answer, wrong, as_json, f"{len(leaves) - len(before)} claim(s) logged; head {head}")
-
-
-def _remember(notes: NotedHeads, place: Path) -> None:
-    """Hold every log at a place against what was noted of it, and note it as it is now."""
-    for log in WitnessLog.all_at(place):
-        leaves = hashed(log.read())
-        notes.require(log, leaves)
-        notes.note(log, leaves)
-
-
-def _everything(place: Path) -> list[ClaimReceipt]:
-
-    return [receipt for log in WitnessLog.all_at(place) for receipt in log.read()]
-
-
-@witness_command.command("verify")
-@_log
-@click.option("--ledger", "location", metavar="LEDGER", help="Ledger whose claims must all be logged.")
-@anchor_option
-@_note
-@click.option("--head", "heads", multiple=True, metavar="SIZE:ROOT", help="Head that the log is known to have had.")
-@json_option
-def witness_verify(
-    place: Path, location: str | None, anchor: Path | None, note: Path | None, heads: tuple[str, ...], as_json: bool
-) -> None:
-    """Read LOG again: no second use, nothing taken out since a head was noted, and a ledger's claims all there."""
-    logs = WitnessLog.all_at(place)
-    trees = {log: hashed(log.read()) for log in logs}
-    receipts = _everything(place)
-    wrong = list(second_uses(receipts))
-    for noted in map(LogHead.parse, heads):
-        if not any(contains_head(leaves, noted) for leaves in trees.values()):
-            wrong.append(f"no log here begins with the {noted.size} receipts of root {short(noted.root)}")
-    if location is not None:
-        _remember(_notes(location, note), place)
-        with Ledger.open(location, anchor, LedgerAccess.READ) as ledger:
-            missing = [one for one in ledger.receipts() if one not in set(receipts)]
-        wrong += [f"the claim of manifest {short(one.manifest)} is not logged; add it" for one in missing]
-    answer = {
-        "logs": [{"file": str(log.path), **vars(head_of(leaves))} for log, leaves in trees.items()],
-        "receipts": len(receipts),
-    }
-    well = "\n".join(
-        f"{log.path}: intact, {len(leaves)} receipt(s), head {head_of(leaves)}" for log, leaves in trees.items()
-    )
-    _finish(place, answer, wrong, as_json, well)
-
-
-@witness_command.command("compare")
-@_log
-@click.argument("others", nargs=-1, required=True, metavar="OTHER..", type=_PLACE)
-@json_option
-def compare(place: Path, others: tuple[Path, ...], as_json: bool) -> None:
-    """Hold logs, or copies of one log, side by side: a budget that was used in two places is found.
-
-    Copies of one log must be the beginning of one another: two files of the same name that are not were forked.
-    """
-    logs = [log for one in (place, *others) for log in WitnessLog.all_at(one)]
-    wrong = list(second_uses(receipt for log in logs for receipt in log.read()))
-    for number, log in enumerate(logs):
-        for other in logs[number + 1 :]:
-            if other.path.name == log.path.name:
-                first, second = sorted((hashed(log.read()), hashed(other.read())), key=len)
-                if second[: len(first)] != first:
-                    wrong.append(f"{log.path} and {other.path} are two histories of one log")
-    answer = {"others": [str(one) for one in others], "logs": len(logs)}
-    _finish(place, answer, wrong, as_json, f"{len(logs)} logs agree: no budget was used twice in them")
-
-
-@witness_command.command("prove")
-@_log
-@_manifest
-@click.option("--since", metavar="SIZE:ROOT", help="Earlier head of the log: proves that nothing was changed since.")
-@click.option("--out", type=FILE, required=True, help="New file for the proof.")
-@json_option
-def prove(place: Path, manifest: str | None, since: str | None, out: Path, as_json: bool) -> None:
-    """Write a proof of some hundred bytes, for somebody who has a head of LOG and not the log."""
-    if (manifest is None) == (since is None):
-        raise InvalidInput("--manifest", manifest, "or --since must be given, and not both", "say what is to be proved")
-    logs = WitnessLog.all_at(place)
-    proof = LogProof.of_claim(logs, manifest) if manifest is not None else LogProof.of_growth(logs, str(since))
-    write_named(out, proof.encode())
-    if as_json:
-        print_json({"log": str(place), "proof": str(out), "head": proof.head})
-    else:
-        click.echo(f"{out} holds for head {proof.head}")
-
-
-@witness_command.command("check")
-@click.argument("proof", metavar="PROOF", type=FILE)
-@click.option("--head", required=True, metavar="SIZE:ROOT", help="Head of the log, from somebody you trust.")
-@json_option
-def check(proof: Path, head: str, as_json: bool) -> None:
-    """Check a PROOF against a head, without the log."""
-    given, found = LogHead.parse(head), LogProof.decode(read_named(proof, "PROOF"))
-    wrong = [] if found.holds_for(given) else ["the proof does not lead to this head"]
-    _finish(proof, {"head": head, "proves": found.statement}, wrong, as_json, f"proved: {found.statement}")
-
-
-_location = options(click.argument("location", metavar="LEDGER"), anchor_option)
 _BAR = 20
+
+
+def open_ledger(location: str, access: LedgerAccess = LedgerAccess.WRITE) -> Ledger:
+    """The ledger at a place, with the anchor that the user's configuration names for it."""
+    return Ledger.open(location, anchor_for(location), access)
+
+
+def noted_heads(location: str) -> NotedHeads:
+    """What a ledger remembers of logs: LEDGER.witness next to a file, ANCHOR.witness for a ledger on a server."""
+    if "://" not in location:
+        return NotedHeads(Path(f"{location}.witness"))
+    anchor = anchor_for(location)
+    if anchor is None:
+        rule = "is on a server, so that nothing next to it can remember a log"
+        raise InvalidInput("--ledger", None, rule, "name it with its `anchor` in your config.toml")
+    return NotedHeads(anchor.with_name(f"{anchor.name}.witness"))
 
 
 @click.group("ledger", cls=Subcommands, short_help="what was claimed, charged and released")
 def ledger_command() -> None:
-    """Make and read a ledger: a file path, or a URL postgresql+psycopg://... ."""
+    """Make and read a ledger: a file path, or a URL postgresql+psycopg://... .
+
+    Each command takes the ledger of your configuration where none is named.
+    """
 
 
 @ledger_command.command("init")
 @_location
-@click.option("--bound-only", is_flag=True, help="Refuse manifests that were signed for no ledger in particular.")
-@json_option
-def init(location: str, anchor: Path | None, bound_only: bool, as_json: bool) -> None:
-    """Make a ledger with an identity of its own; no other command makes one.
+@click.option("--bound-only", is_flag=True, help="Refuse budgets that were signed for no ledger in particular.")
+@click.option("--anchor", type=FILE, hidden=True, help="Anchor file [default: config, else LEDGER.anchor].")
+def init(location: str, bound_only: bool, anchor: Path | None) -> None:
+    """Make a ledger with a new identity; no other command makes one.
 
     Sign budgets for this identity: every other ledger then refuses them.
     """
-    with Ledger.create(location, anchor, bound_only=bound_only) as ledger:
+    with Ledger.create(location, anchor or anchor_for(location), bound_only=bound_only) as ledger:
         identity = ledger.identity
-    if as_json:
-        print_json({"ledger": location, "id": identity})
-    else:
-        click.echo(f"made ledger {identity} at {location}; keep its anchor on other storage if you can")
+    told = f"made ledger {identity} at {location}; keep its anchor on other storage if you can"
+    answer({"ledger": location, "id": identity}, told)
 
 
 @ledger_command.command("status")
 @_location
-@json_option
-def status(location: str, anchor: Path | None, as_json: bool) -> None:
-    """What was spent and is left per data set and unit, and every manifest claimed."""
-    with Ledger.open(location, anchor, LedgerAccess.READ) as ledger:
+@click.option("--anchor", is_flag=True, help="Print number and digest of the last entry alone, to be kept elsewhere.")
+def status(location: str, anchor: bool) -> None:
+    """What was spent and is left per data set and unit, and every budget claimed."""
+    with open_ledger(location, LedgerAccess.READ) as ledger:
+        if anchor:
+            end = ledger.anchor()
+            answer(
+                {"kind": "anchor", "seq": end.head.seq, "head": end.head.hash, "ledger": end.ledger},
+                f"{end.head.seq}:{end.head.hash}",
+            )
+            return
         found = ledger.status()
-    if as_json:
-        print_json(_status_json(location, found))
+    if asked().as_json:
+        print_json({"kind": "status", **_status_json(location, found)})
         return
     click.echo(f"{location}: ledger {found.ledger[:16]}, {found.entries} entries, head {found.head.hash[:16]}")
     for budget in found.budgets:
@@ -262,7 +124,6 @@ def _status_json(location: str, found: LedgerStatus) -> dict[str, object]:
 
 
 def _spent_lines(budget: DataBudgetStatus) -> tuple[str, str]:
-
     return f"{budget.dataset}, {unit_in_words(budget.unit)}:", f"  {_spent_text(budget)}"
 
 
@@ -284,7 +145,6 @@ def _spent_text(budget: DataBudgetStatus) -> str:
 
 
 def _manifest_text(one: ManifestStatus) -> str:
-
     claim = one.claim
     promise = "no privacy promised" if claim.epsilon is None else f"epsilon {claim.epsilon:g}, delta {claim.delta:g}"
     lines = [
@@ -296,152 +156,17 @@ def _manifest_text(one: ManifestStatus) -> str:
     if one.abandoned is not None:
         lines.append(f"  abandoned: {one.abandoned}")
     if not claim.ledgers:
-        lines.append("  signed for no ledger in particular: another ledger would take it too (`ledger witness` tells)")
+        lines.append("  signed for no ledger in particular: another ledger would take it too (`ledger publish` tells)")
     if not one.dataset_declared:
         lines.append("  its data set was not declared: with another size it counts as another data set")
     return "\n".join(lines)
 
 
-@ledger_command.command("verify")
-@_location
-@json_option
-def ledger_verify(location: str, anchor: Path | None, as_json: bool) -> None:
-    """Read every entry again by all rules, and compare the end with the anchor."""
-    with Ledger.open(location, anchor, LedgerAccess.READ) as ledger:
-        entries, head = ledger.verify()
-    if as_json:
-        print_json({"ledger": location, "entries": entries, "head": head.hash, "intact": True})
-    else:
-        click.echo(f"intact: {entries} entries, head {head.hash}")
-
-
-@ledger_command.command("anchor")
-@_location
-@json_option
-def anchor(location: str, anchor: Path | None, as_json: bool) -> None:
-    """Print the anchor (sequence and head), to be kept where the ledger's host cannot change it."""
-    with Ledger.open(location, anchor, LedgerAccess.READ) as ledger:
-        found = ledger.anchor()
-    if as_json:
-        print_json({"seq": found.head.seq, "head": found.head.hash, "ledger": found.ledger})
-    else:
-        click.echo(f"{found.head.seq} {found.head.hash}")
-
-
-@ledger_command.command("trust")
-@_location
-@required_trust_options
-@json_option
-def trust(location: str, anchor: Path | None, trust_path: Path, root: Path | None, as_json: bool) -> None:
-    """Let the ledger remember a trust file now, not at the next run: earlier ones are refused from then on.
-
-    The handover of `privfair keys rotate-root` is shown to a ledger in this way.
-    """
-    from privfair.training import TrustInForce
-
-    seen = TrustInForce(trust_path, root).seen
-    with Ledger.open(location, anchor) as ledger:
-        ledger.remember_trust(seen)
-    if as_json:
-        print_json({"ledger": location, "sequence": seen.sequence, "root": seen.root, "successor": seen.successor})
-    else:
-        click.echo(f"{location}: remembers trust file {seen.sequence}; earlier ones are refused")
-
-
-@ledger_command.command("adopt")
-@click.argument("location", metavar="LEDGER")
-@click.option("--anchor", type=FILE, required=True, help="The new anchor file to write.")
-@click.option("--seq", type=click.IntRange(min=1), required=True, help="Number of an entry that the ledger had.")
-@click.option("--head", required=True, help="Digest of that entry, noted elsewhere than in the ledger.")
-@json_option
-def adopt(location: str, anchor: Path, seq: int, head: str, as_json: bool) -> None:
-    """Give an existing ledger a new anchor file, given an end it is known to have had.
-
-    Number and digest must come from elsewhere: another host's anchor, a signed report, the officer's notes.
-    """
-    with Ledger.adopt(location, anchor, Head(seq, head)) as ledger:
-        found = ledger.anchor()
-    if as_json:
-        print_json({"seq": found.head.seq, "head": found.head.hash, "ledger": found.ledger, "anchor": str(anchor)})
-    else:
-        click.echo(f"{anchor} is now the anchor of ledger {found.ledger[:16]}, at entry {found.head.seq}")
-
-
-@ledger_command.command("backup")
-@_location
-@click.option("--out", type=FILE, required=True, help="New file for the copy.")
-@json_option
-def backup(location: str, anchor: Path | None, out: Path, as_json: bool) -> None:
-    """Copy every entry to a new file, on whichever database the ledger is."""
-    with Ledger.open(location, anchor, LedgerAccess.READ) as ledger:
-        found = ledger.backup(out)
-    if as_json:
-        print_json({"backup": str(out), "seq": found.head.seq, "head": found.head.hash, "ledger": found.ledger})
-    else:
-        click.echo(f"{out} holds {found.head.seq} entries, head {found.head.hash}")
-
-
-@ledger_command.command("restore")
-@click.argument("backup", type=FILE)
-@_location
-@json_option
-def restore(backup: Path, location: str, anchor: Path | None, as_json: bool) -> None:
-    """Make a ledger of a BACKUP, at a place that has none, and say what that costs.
-
-    Nothing is lost if the anchor file is still there and shows that the backup is complete. Otherwise nobody knows
-    what was claimed afterwards: the ledger gets a new identity, open runs are over, and every budget counts as spent.
-    """
-    before = read_backup(backup)[1].ledger
-    with Ledger.restore(backup, location, anchor) as ledger:
-        found = ledger.status()
-    lost = found.ledger != before
-    if as_json:
-        print_json(_status_json(location, found) | {"complete": not lost})
-        return
-    click.echo(f"{location}: {found.entries} entries are back")
-    if lost:
-        click.echo(
-            "Entries after the backup are lost, so:\n"
-            f"- the ledger is now {found.ledger}; manifests signed for {before[:16]} are refused\n"
-            "- runs that were open can't go on; their rounds stay spent\n"
-            "- every budget counts as spent, because lost claims may have used it\n"
-            "Have new manifests signed for the new identity."
-        )
-    else:
-        click.echo("The anchor shows that the backup is complete: nothing is lost.")
-
-
-@ledger_command.command("abandon")
-@_location
-@click.option("--manifest", required=True, help="Digest of the claimed manifest, or how it begins.")
-@click.option("--why", required=True, help="Reason, which stays on record.")
-@json_option
-def abandon(location: str, anchor: Path | None, manifest: str, why: str, as_json: bool) -> None:
-    """Give a run up: it can't be resumed, and the rounds it charged stay spent."""
-    with Ledger.open(location, anchor) as ledger:
-        meant = [one for one in ledger.status().manifests if manifest and one.claim.manifest.startswith(manifest)]
-        if len(meant) != 1:
-            raise InvalidInput(
-                "--manifest", manifest, f"fits {len(meant)} claims", "give the digest that `ledger status` shows"
-            )
-        end = ledger.abandon(digest := meant[0].claim.manifest, why)
-    if as_json:
-        print_json({"manifest": digest, "rounds_charged": end.charged, "state": end.state.value})
-    else:
-        click.echo(f"manifest {digest[:12]} is abandoned; {end.charged} of its {end.claim.rounds} rounds stay spent")
-
-
-@ledger_command.group("budget", cls=Subcommands, short_help="cap what all claims on a data set may promise together")
-def budget() -> None:
-    """Cap what all claims on a data set may promise together."""
-
-
-@budget.command("set")
+@ledger_command.command("limit")
 @click.argument("dataset", metavar="DATASET")
-@click.option("--ledger", "location", required=True, metavar="LEDGER", help="Ledger that keeps the budget.")
-@anchor_option
+@needed_ledger
 @click.option(
-    "--unit", type=click.Choice(["record", "user", "attribute"]), required=True, help="Unit that the budget protects."
+    "--unit", type=click.Choice(["record", "user", "attribute"]), required=True, help="Unit that the limit protects."
 )
 @click.option(
     "--relation",
@@ -461,32 +186,162 @@ def budget() -> None:
     help="Proof that keeps the total: basic composition, a Renyi filter, or the one that lets the first claim be "
     "repeated more often.",
 )
-@json_option
-def set_budget(
-    dataset: str,
-    location: str,
-    anchor: Path | None,
-    unit: str,
-    relation: str,
-    epsilon: float,
-    delta: float,
-    filter_by: str,
-    as_json: bool,
-) -> None:
-    """Set the total for a DATASET, named as its manifests declare it; it is set once and never raised.
+def limit(dataset: str, ledger: str, unit: str, relation: str, epsilon: float, delta: float, filter_by: str) -> None:
+    """Limit what all claims on a DATASET, named as its budgets declare it, may cost together; set once, never raised.
 
-    A claim about a coarser unit (user, record) also spends the budgets of finer ones (record, attribute).
+    A claim about a coarser unit (user, record) also spends the limits of finer ones (record, attribute).
     """
     meant = "replace-attribute" if unit == "attribute" else relation
-    with Ledger.open(location, anchor) as ledger:
+    with open_ledger(ledger) as opened:
         protected = PrivacyUnit(Protected(unit), Relation(meant))
-        ledger.set_budget(dataset, protected, epsilon, delta, BudgetFilter(filter_by))
-        found = [one for one in ledger.status().budgets if one.dataset == dataset]
-    if as_json:
+        opened.set_budget(dataset, protected, epsilon, delta, BudgetFilter(filter_by))
+        found = [one for one in opened.status().budgets if one.dataset == dataset]
+    if asked().as_json:
         print_json([asdict(one) | {"left": one.left} for one in found])
+        return
+    for one in found:
+        print_wrapped(*_spent_lines(one), indent="    ")
+
+
+@ledger_command.command("publish")
+@click.argument("place", metavar="LOG", type=click.Path(path_type=Path))
+@configured_ledger
+@click.option(
+    "--proof",
+    "proofs",
+    multiple=True,
+    metavar="WHAT=FILE",
+    help="Write a proof of some hundred bytes that a claim (the digest of its budget) or an earlier head (SIZE:ROOT) "
+    "is in LOG.",
+)
+def publish(place: Path, ledger: str | None, proofs: tuple[str, ...]) -> None:
+    """Add every claim of a ledger to a shared LOG: a file, or a folder with one file per ledger.
+
+    The log is a Merkle tree (RFC 6962) that only grows. It holds digests and dates, no data. `privfair verify LOG`
+    finds a budget that was claimed a second time, on another machine or in a copy of a ledger.
+    """
+    if ledger is None and not proofs:
+        raise click.UsageError("--ledger is needed: give it, or write `ledger = ...` in your config.toml")
+    added, log = (0, WitnessLog.all_at(place)[0]) if ledger is None else _publish(place, ledger)
+    logs = WitnessLog.all_at(place)
+    for text in proofs:
+        what, equals, file = text.partition("=")
+        if not equals:
+            raise click.UsageError(f"--proof {text}: write WHAT=FILE, for example --proof 3f9a12c0=proof.json")
+        proof = LogProof.of_growth(logs, what) if ":" in what else LogProof.of_claim(logs, what)
+        write_named(Path(file), proof.encode())
+    head, wrong = head_of(hashed(log.read())), list(second_uses(receipts_at(place)))
+    document = {"log": str(place), "size": head.size, "root": head.root, "added": added, "problems": wrong}
+    answer(document, *(f"SECOND USE: {one}" for one in wrong), f"{added} claim(s) added; head {head}")
+    if wrong:
+        raise SystemExit(3)
+
+
+def _publish(place: Path, location: str) -> tuple[int, WitnessLog]:
+    """Add what the ledger's log does not have yet, and remember the heads of all logs at the place."""
+    notes = noted_heads(location)
+    with open_ledger(location, LedgerAccess.READ) as ledger:
+        receipts, identity = ledger.receipts(), ledger.identity
+    log = WitnessLog.at(place, identity)
+    before = hashed(log.read())
+    notes.require(log, before)
+    number = len(log.append(receipts)) - len(before)
+    notes.remember(place)
+    return number, log
+
+
+@ledger_command.command("backup")
+@_location
+@click.option("--out", type=FILE, required=True, help="New file for the copy.")
+def backup(location: str, out: Path) -> None:
+    """Copy every entry to a new file, on whichever database the ledger is."""
+    with open_ledger(location, LedgerAccess.READ) as ledger:
+        found = ledger.backup(out)
+    answer(
+        {"backup": str(out), "seq": found.head.seq, "head": found.head.hash, "ledger": found.ledger},
+        f"{out} holds {found.head.seq} entries, head {found.head.hash}",
+    )
+
+
+@ledger_command.command("restore")
+@click.argument("backup", type=FILE, required=False)
+@click.argument("location", metavar="LEDGER", required=False, callback=fill_from_config("ledger"))
+@click.option("--head", metavar="SEQ:DIGEST", help="An end that the ledger had, to make its lost anchor again.")
+@click.pass_context
+def restore(ctx: click.Context, backup: Path | None, location: str | None, head: str | None) -> None:
+    """Make a ledger of a BACKUP, at a place that has none, and say what that costs.
+
+    Nothing is lost if the anchor file is still there and shows that the backup is complete. Otherwise no one knows
+    what was claimed afterwards: the ledger gets a new identity, open runs are over, and every budget counts as spent.
+
+    \b
+    An existing ledger whose anchor file is lost gets a new one, given number
+    and digest of an entry from elsewhere: another host's anchor, the officer's
+    notes, `ledger status --anchor`.
+      privfair ledger restore LEDGER --head 12:DIGEST
+    """
+    if head is not None and (backup or location):
+        _make_anchor(str(backup or location), head)
+        return
+    if backup is None or location is None:
+        raise click.UsageError("name BACKUP and LEDGER, or LEDGER and --head SEQ:DIGEST if its anchor is lost", ctx)
+    before = read_backup(backup)[1].ledger
+    with Ledger.restore(backup, location, anchor_for(location)) as ledger:
+        found = ledger.status()
+    lost = found.ledger != before
+    if asked().as_json:
+        print_json({"kind": "restored", **_status_json(location, found), "complete": not lost})
+        return
+    click.echo(f"{location}: {found.entries} entries are back")
+    if lost:
+        click.echo(
+            "Entries after the backup are lost, so:\n"
+            f"- the ledger is now {found.ledger}; manifests signed for {before[:16]} are refused\n"
+            "- runs that were open can't go on; their rounds stay spent\n"
+            "- every budget counts as spent, because lost claims may have used it\n"
+            "Have new manifests signed for the new identity."
+        )
     else:
-        for one in found:
-            print_wrapped(*_spent_lines(one), indent="    ")
+        click.echo("The anchor shows that the backup is complete: nothing is lost.")
 
 
-ledger_command.add_command(witness_command)
+def _make_anchor(location: str, head: str) -> None:
+    seq, colon, digest = head.partition(":")
+    if not (colon and seq.isascii() and seq.isdecimal() and int(seq)):
+        raise click.UsageError("--head must be SEQ:DIGEST, as `privfair ledger status --anchor` prints it")
+    place = anchor_for(location) or default_anchor(location, LedgerAccess.WRITE)
+    assert place is not None
+    with Ledger.adopt(location, place, Head(int(seq), digest)) as ledger:
+        found = ledger.anchor()
+    answer(
+        {
+            "kind": "anchor",
+            "seq": found.head.seq,
+            "head": found.head.hash,
+            "ledger": found.ledger,
+            "anchor": str(place),
+        },
+        f"{place} is now the anchor of ledger {found.ledger[:16]}, at entry {found.head.seq}",
+    )
+
+
+@ledger_command.command("abandon")
+@_location
+@click.option("--run", "claimed", required=True, metavar="RUN|DIGEST", help="Run folder, or digest of its budget.")
+@click.option("--why", required=True, help="Reason, which stays on record.")
+def abandon(location: str, claimed: str, why: str) -> None:
+    """Give a run up: it can't be resumed, and the rounds it charged stay spent."""
+    signed = Path(claimed, "budget.json")
+    if claimed and signed.is_file():
+        claimed = read_unverified(signed.read_bytes()).digest
+    with open_ledger(location) as ledger:
+        known = [one.claim.manifest for one in ledger.status().manifests]
+        meant = [digest for digest in known if claimed and digest.startswith(claimed)]
+        if len(meant) != 1:
+            remedy = "give the run folder, or the digest that `ledger status` shows"
+            raise InvalidInput("--run", claimed, f"fits {len(meant)} claims", remedy)
+        found = ledger.abandon(meant[0], why)
+    answer(
+        {"manifest": meant[0], "rounds_charged": found.charged, "state": found.state.value},
+        f"manifest {meant[0][:12]} is abandoned; {found.charged} of its {found.claim.rounds} rounds stay spent",
+    )

@@ -156,7 +156,7 @@ def train_command(
     The manifest must be signed for this very plan file and for data of this shape; each round is charged in the
     ledger before noise is drawn for it. Exit code 3: signature, trust, plan, data or ledger was refused.
 
-    With --guards the silos' records, ledgers and noise are in processes of their own (`privfair guard serve`), and this
+    With --guards the silos' records, ledgers and noise are in processes of their own (`privfair serve`), and this
     one only asks them for published values; docs/how-to/federation.md.
     """
     rule = ThresholdRule(threshold, target_gap, target_rate)

@@ -205,7 +205,7 @@ class Pipeline:
                 self.show("ledger", "init", ledger)
         signing = ("--out", budget, "--key", officer, *self.ledger_words)
         calibrated = self.answer("calibrate", plan, *more, *signing)
-        self.show("manifest", "show", budget, "--trust", trust)
+        self.show("budget", "show", budget, "--trust", trust)
         return calibrated
 
     @property
@@ -294,7 +294,7 @@ class Pipeline:
 
 _SELF_SIGNED = (
     "with a key made on the spot: nobody but you has agreed to this budget. For real data let an officer sign "
-    "(privfair request, privfair sign)."
+    "(privfair budget request, privfair budget sign)."
 )
 
 

@@ -8,25 +8,31 @@ from pathlib import Path
 import click
 
 from calibrate.manifest.keys import load_private
+from privfair.cli.config import (
+    anchor_for,
+    config_path,
+    configured,
+    configured_trust,
+    needed_ledger,
+    root_for,
+    user_config,
+)
 from privfair.cli.help import Subcommands
 from privfair.cli.keys import ask_password, read_trust_file
 from privfair.cli.options import (
     FILE,
     FOLDER,
-    anchor_option,
+    asked,
     budget_option,
     json_option,
     required_trust_options,
     resume_option,
     steps_option,
-    trust_options,
 )
-from privfair.cli.output import print_answer, print_json, print_rich
-from privfair.data.infer import silo_name
+from privfair.cli.output import answer, print_answer, print_json, print_rich
 from privfair.durable import read_named
-from privfair.federation.gather import gather_run
 from privfair.federation.guard import GuardOptions, serve_guard
-from privfair.federation.policy import ANYTHING, read_policy
+from privfair.federation.policy import ANYTHING, Site, read_policy
 from privfair.federation.registries import SitesKey
 from privfair.federation.trial import (
     Trial,
@@ -46,113 +52,54 @@ from privfair.run.record import RunRecord
 from privfair.training import TrustInForce
 
 _THERE = click.Path(path_type=Path, file_okay=False, exists=True)
-_GUARD_EXAMPLE = """
-\b
-Example, at the site of north (docs/how-to/federation.md has units for systemd):
-  privfair ledger init north/ledger.db
-  privfair guard serve --party north --data north.csv --plan plan.toml --manifest budget.json \\
-      --trust trust.json --ledger north/ledger.db --folder north/run --socket north/guard.sock
-\b
-and where the coordinator runs:
-  privfair train plan.toml --guards guards.toml --manifest budget.json --trust trust.json --out run/
-"""
 
 
-@click.group("guard", cls=Subcommands, short_help="one silo's data, ledger and noise in a process of its own")
-def guard_command() -> None:
-    """Stand between a silo's records and whoever coordinates a federation.
+@click.command("serve", short_help="run one site's guard")
+@click.argument("site", metavar="SITE.toml", type=FILE)
+@click.option("--check", is_flag=True, help="Verify everything that a start verifies, and claim and serve nothing.")
+def serve_command(site: Path, check: bool) -> None:
+    """Run what SITE.toml describes until the process is stopped (SIGTERM, Ctrl-C).
 
-    A guard holds the silo's file, its ledger, its noise and its transcript, and answers four questions at a socket:
-    who are you, what do you contribute to this step, what do you reply, finish. Nothing else leaves it.
+    A guard holds one site's records, ledger, noise and transcript, and answers four questions at a socket: who are
+    you, what do you contribute to this step, what do you reply, finish. Nothing else leaves it. Budget, plan, records
+    and policy are verified first; then the budget is claimed in the site's ledger. A guard that was killed is started
+    again with the same command and resumes where it stopped.
+
+    \b
+    Example, at the site of north (docs/how-to/federation.md has units for systemd):
+      role   = "guard"            trust  = "trust.json"
+      party  = "north"            ledger = "ledger.db"
+      data   = "north.csv"        folder = "run"
+      budget = "budget.json"      socket = "guard.sock"
     """
-
-
-@guard_command.command("serve", epilog=_GUARD_EXAMPLE)
-@click.option("--party", required=True, help="Name of this silo, as the plan has it.")
-@click.option(
-    "--data",
-    "files",
-    multiple=True,
-    required=True,
-    metavar="[SILO=]FILE",
-    help="The silo's own records; for a party that collects several silos' records, one per silo.",
-)
-@click.option("--plan", type=FILE, help="The signed plan; plan.toml beside the manifest unless given.")
-@budget_option
-@required_trust_options
-@click.option("--ledger", required=True, metavar="LEDGER", help="This silo's own ledger: file or PostgreSQL URL.")
-@anchor_option
-@click.option(
-    "--folder",
-    type=FOLDER,
-    required=True,
-    help="Folder of this silo for transcript, batches, steps and log; kept for resuming and for audits.",
-)
-@click.option("--socket", "socket_path", type=FILE, required=True, help="Unix socket at which the guard answers.")
-@click.option("--policy", "policy_path", type=FILE, help="The site's own policy (TOML), which can only tighten.")
-@click.option("--key", "key_path", type=FILE, help="The silo's own key, which signs its receipt.")
-@click.option(
-    "--sites-key",
-    type=FILE,
-    help="Key that holders of records and registries share (openssl rand -hex 32); for plans with registries.",
-)
-@click.option(
-    "--deadline",
-    type=click.FloatRange(min=0, min_open=True),
-    default=60.0,
-    show_default=True,
-    help="Seconds for a frame to arrive, and for an answer to be read.",
-)
-@json_option
-def guard_serve(
-    party: str,
-    files: tuple[str, ...],
-    plan: Path | None,
-    budget: Path,
-    trust_path: Path,
-    root: Path | None,
-    ledger: str,
-    anchor: Path | None,
-    folder: Path,
-    socket_path: Path,
-    policy_path: Path | None,
-    key_path: Path | None,
-    sites_key: Path | None,
-    deadline: float,
-    as_json: bool,
-) -> None:
-    """Answer a coordinator's questions until the process is stopped (SIGTERM, Ctrl-C).
-
-    Everything is verified first: manifest, plan, own records, policy; then the manifest is claimed in the silo's own
-    ledger. A guard that was killed is started again with the same command and goes on where it stopped.
-    """
-    trust = TrustInForce(trust_path, root)
+    found, config = Site.read(site), user_config()
+    trust_path, ledger = found.trust or config.trust, found.ledger or config.ledger
+    for key, value in (("trust", trust_path), ("ledger", ledger)):
+        if value is None:
+            raise click.UsageError(f"{site} needs the key `{key}`, or {config_path()} does")
+    assert trust_path is not None
+    assert ledger is not None
+    trust = TrustInForce(trust_path, found.root or root_for(trust_path))
     options = GuardOptions(
-        policy=ANYTHING if policy_path is None else read_policy(policy_path),
+        policy=ANYTHING if found.policy is None else read_policy(found.policy),
         trust=trust,
-        key=None if key_path is None else load_private(key_path, ask_password),
-        sites_key=None if sites_key is None else SitesKey.read(sites_key),
-        deadline=deadline,
+        key=None if found.key is None else load_private(found.key, ask_password),
+        sites_key=None if found.sites_key is None else SitesKey.read(found.sites_key),
+        deadline=found.deadline,
     )
-    plan_path = budget.with_name("plan.toml") if plan is None else plan
-    run = prepare_site(plan_path, read_named(budget, "--budget"), trust.file, party, _by_silo(party, files))
+    run = prepare_site(found.plan_path, read_named(found.budget, "budget"), trust.file, found.party, found.files)
+    if check:
+        options.policy.require_manifest(run.manifest)
+        answer({"ready": False, "party": found.party}, f"the guard of {found.party} can start: privfair serve {site}")
+        return
 
     def ready() -> None:
-        said = f"ready: the guard of {party} answers at {socket_path}"
-        print_answer({"ready": True, "party": party, "socket": str(socket_path)}, as_json, said)
+        told = f"ready: the guard of {found.party} answers at {found.socket}"
+        document = {"ready": True, "party": found.party, "socket": str(found.socket)}
+        print_answer(document, asked().as_json, told)
         sys.stdout.flush()
 
-    serve_guard(run, folder, ledger, socket_path, options, ready, anchor)
-
-
-def _by_silo(party: str, files: tuple[str, ...]) -> dict[str, Path]:
-    """`SILO=FILE`, or a file: the party's own if it is the only one, else the silo of the file's name."""
-    found: dict[str, Path] = {}
-    for text in files:
-        name, equals, place = text.partition("=")
-        path = Path(place if equals else text)
-        found[name if equals else party if len(files) == 1 else silo_name(path)] = path
-    return found
+    serve_guard(run, found.folder, ledger, found.socket, options, ready, found.anchor or anchor_for(ledger))
 
 
 _FEDERATION_EXAMPLE = """
@@ -237,31 +184,6 @@ def run(
     _show(out, as_json)
 
 
-@federation_command.command("gather")
-@click.argument("run", type=FOLDER)
-@click.argument("sites", nargs=-1, required=True, metavar="PARTY=FOLDER...")
-@json_option
-def gather(run: Path, sites: tuple[str, ...], as_json: bool) -> None:
-    """Put what each party hands over beside the coordinator's RUN, so that it can be audited as one run.
-
-    \b
-    FOLDER is the --folder of the party's guard, or a copy of it. Transcript, steps, batches and receipt are taken;
-    neither records, nor the claim's token, nor the log. Then:
-      privfair audit RUN --trust trust.json --ledger north=north.db ... [--data north=north.csv ...]
-    """
-    gathered = gather_run(run, {name: Path(folder) for name, folder in _named("PARTY=FOLDER", sites)})
-    if as_json:
-        print_json(gathered)
-        return
-    print_rich(
-        *(
-            f"{name}: {found['steps']} steps, transcript {found['transcript']}"
-            for name, found in gathered["parties"].items()
-        ),
-        f"{run}: transcript of all parties {gathered['transcript']}; audit it with `privfair audit {run}`",
-    )
-
-
 def _show(out: Path, as_json: bool) -> None:
 
     folder = RunFolder(out)
@@ -285,34 +207,24 @@ def _named(option: str, given: tuple[str, ...]) -> list[tuple[str, str]]:
     return [(name, value) for name, _, value in pairs]
 
 
-@click.command("desk", short_help="the officer's pages on this machine: plan, sign, ledger, runs")
-@click.option("--ledger", required=True, metavar="LEDGER", help="Ledger to show: a file path or a PostgreSQL URL.")
-@click.option("--inbox", type=_THERE, required=True, help="Folder with requests; answers are written beside them.")
-@click.option("--key", "key_path", type=FILE, help="Private key that signs; without it the desk only shows.")
-@click.option("--runs", type=_THERE, multiple=True, help="Folder with run folders. Default: that of the ledger.")
-@trust_options
-@click.option("--port", type=click.IntRange(0, 65535), default=0, help="Port on 127.0.0.1. Default: any that is free.")
-@click.option("--open", "open_browser", is_flag=True, help="Open the pages in this machine's browser.")
-@json_option
-def desk_command(
-    ledger: str,
-    inbox: Path,
-    key_path: Path | None,
-    runs: tuple[Path, ...],
-    trust_path: Path | None,
-    root: Path | None,
-    port: int,
-    open_browser: bool,
-    as_json: bool,
+@click.command("ui", short_help="privacy officer's pages on 127.0.0.1")
+@needed_ledger
+@click.option("--inbox", type=_THERE, required=True, help="Folder with requests; answers are written next to them.")
+@configured("key", "--key", "key_path", type=FILE, help="Private key that signs [default: config; else read-only].")
+@click.option("--runs", type=_THERE, multiple=True, help="Folder with run folders [default: that of the ledger].")
+@configured_trust
+@click.option("--port", type=click.IntRange(0, 65535), default=0, help="Port on 127.0.0.1 [default: any that is free].")
+def ui_command(
+    ledger: str, inbox: Path, key_path: Path | None, runs: tuple[Path, ...], trust_path: Path | None, port: int
 ) -> None:
-    """Serve the officer's desk on 127.0.0.1 until Ctrl-C: planner, requests to sign, ledger, runs and audits.
+    """Serve the officer's pages on 127.0.0.1 until Ctrl-C: planner, requests to sign, ledger, runs and audits.
 
-    The address that is printed holds a token that opens the desk once, in one browser. Nothing is loaded from or sent
+    The address that is printed holds a token that opens the pages once, in one browser. Nothing is loaded from or sent
     to another machine.
 
     \b
     Example:
-      privfair desk --ledger ledger.db --inbox inbox/ --key officer.pem --trust trust.json
+      privfair ui --ledger ledger.db --inbox inbox/ --key officer.pem --trust trust.json
     """
     open_books(ledger)  # refused here rather than on the first page
     papers = DeskPapers(
@@ -320,16 +232,14 @@ def desk_command(
         inbox=inbox,
         runs=runs or (() if "://" in ledger else (Path(ledger).resolve().parent,)),
         key=None if key_path is None else load_private(key_path, ask_password),
-        trust=None if trust_path is None else read_trust_file(trust_path, root),
+        trust=None if trust_path is None else read_trust_file(trust_path),
     )
 
     def say(address: str) -> None:
-        if as_json:
+        if asked().as_json:
             print_json({"address": address, "read_only": papers.key is None})
         else:
             click.echo(f"The desk is open, once, at {address}")
             click.echo("Read-only: give --key to sign." if papers.key is None else "It can sign. Ctrl-C closes it.")
-        if open_browser:
-            click.launch(address)
 
     serve(papers, port, say)

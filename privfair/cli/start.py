@@ -174,7 +174,7 @@ def _plan_text(
         f"# {choice.why[0]}",
         f'algorithm = "{choice.algorithm}"',
         "",
-        "[target]                        # the promise: privfair explain says what it means",
+        "[target]                        # the promise: privfair budget show --explain says what it means",
         f"epsilon = {epsilon:g}",
         f"delta = {delta:g}",
         "",

@@ -466,7 +466,7 @@ def _train_test(
                 "[data.silos]",
                 "(a table)",
                 "names silos whose files stay at their own sites",
-                "start `privfair guard serve` at each site and train with --guards",
+                "start `privfair serve` at each site and train with --guards",
             )
         case _:
             assert_never(plan.source)

@@ -1,6 +1,25 @@
-"""A site's own policy: a TOML file that can only tighten what a signed manifest allows.
+"""What a site decides: its file, which names everything that its guard needs, and its policy, which can only tighten.
 
-::
+The file of `privfair serve`; paths are relative to it::
+
+
+    role   = "guard"
+    party  = "north"             # name of this site, as the plan has it
+    data   = "north.csv"         # of a party that collects several silos: {east = "east.csv", west = "west.csv"}
+    budget = "budget.json"
+    plan   = "plan.toml"         # next to the budget unless it is named
+    trust  = "trust.json"        # trust, root, ledger and anchor: the user's configuration unless they are named here
+    root   = "root.pub"
+    ledger = "ledger.db"
+    folder = "run"               # transcript, batches, steps and log; kept for resuming and for audits
+    socket = "guard.sock"
+    policy = "policy.toml"       # optional: what the site allows (privfair.federation.policy)
+    key    = "site.pem"          # optional: signs the receipt
+    sites-key = "sites.key"      # optional: for plans with registries
+    deadline  = 60.0             # seconds for a frame to arrive, and for an answer to be read
+
+The policy::
+
 
     algorithms = ["steffle", "fedfdp"]   # only these
     signers = ["3f9a..."]                # only manifests that one of these keys signed
@@ -14,15 +33,61 @@ A key that is left out restricts nothing. What was published before is sent agai
 
 from __future__ import annotations
 
-import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, time
 from pathlib import Path
+from typing import Literal
 
 from calibrate.errors import InvalidInput, Refused, count, positive
 from calibrate.manifest.verify import VerifiedManifest
+from privfair.durable import read_toml
 from privfair.plan.sections import read_section
 from privfair.run.public import promise_of
+
+
+@dataclass(frozen=True)
+class Site:
+    """The keys of the file."""
+
+    party: str
+    data: Path | dict[str, Path]
+    budget: Path
+    folder: Path
+    socket: Path
+    role: Literal["guard"] = "guard"
+    plan: Path | None = None
+    trust: Path | None = None
+    root: Path | None = None
+    ledger: str | None = None
+    anchor: Path | None = None
+    policy: Path | None = None
+    key: Path | None = None
+    sites_key: Path | None = None
+    deadline: float = 60.0
+
+    def __post_init__(self) -> None:
+        positive("deadline", self.deadline)
+
+    @classmethod
+    def read(cls, path: Path) -> Site:
+        """The site of a file."""
+        folder = path.parent
+        site = read_section(cls, path.name, read_toml(path, "SITE"), folder)
+        if isinstance(site.data, dict):
+            site = replace(site, data={name: folder / file for name, file in site.data.items()})
+        if site.ledger is not None and "://" not in site.ledger:
+            site = replace(site, ledger=str(folder / site.ledger))
+        return site
+
+    @property
+    def files(self) -> dict[str, Path]:
+        """The files of the site by silo; one file is the party's own."""
+        return self.data if isinstance(self.data, dict) else {self.party: self.data}
+
+    @property
+    def plan_path(self) -> Path:
+        """The signed plan."""
+        return self.budget.with_name("plan.toml") if self.plan is None else self.plan
 
 
 class PolicyRefused(Refused):
@@ -94,13 +159,7 @@ ANYTHING = Policy()
 
 def read_policy(path: Path) -> Policy:
     """The policy in a TOML file; unknown keys are errors, so that a typing mistake loosens nothing."""
-    try:
-        table = tomllib.loads(path.read_text("utf-8"))
-    except OSError as error:
-        raise InvalidInput("--policy", str(path), f"cannot be read ({error.strerror})", "check the path") from error
-    except (ValueError, RecursionError) as error:
-        raise InvalidInput("--policy", str(path), f"is not TOML: {error}", "fix the file") from None
-    return read_section(Policy, "policy", table)
+    return read_section(Policy, "policy", read_toml(path, "--policy"))
 
 
 def _window(text: str) -> tuple[time, time]:

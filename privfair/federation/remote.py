@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import hashlib
 import time
-import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, TypeVar, final
+from typing import Generic, TypeVar, cast, final
 
 from calibrate.errors import InvalidInput, Refused, positive
 from calibrate.manifest.document import BudgetDocument
 from privfair.algorithms.algorithm import Received
 from privfair.contribution import Published
+from privfair.durable import read_toml
 from privfair.federation.coordinator import Greeting, PublicFacts, PublicState, Receipt, RoundsSpent, state_digest
 from privfair.federation.sockets import GuardUnreachable
 from privfair.federation.wire import (
@@ -86,18 +86,13 @@ class Guards:
 
 def read_guards(path: Path) -> Guards:
     """The guards in a TOML file; paths are relative to the file's own place."""
-    try:
-        document = tomllib.loads(path.read_text("utf-8"))
-    except OSError as error:
-        raise InvalidInput("--guards", str(path), f"cannot be read ({error.strerror})", "check the path") from error
-    except (ValueError, RecursionError) as error:
-        raise InvalidInput("--guards", str(path), f"is not TOML: {error}", "fix the file") from None
+    document = read_toml(path, "--guards")
     table, deadline = document.pop("guards", None), document.pop("deadline", 600)
     if document or not isinstance(table, dict) or not table or not all(isinstance(one, dict) for one in table.values()):
         rule = "must hold a table [guards.NAME] for each party, and at most a deadline beside them"
         raise InvalidInput("--guards", str(path), rule, 'write [guards.north] and socket = "north.sock"')
     places = {name: read_section(GuardPlace, f"guards.{name}", one, path.parent) for name, one in table.items()}
-    return Guards(places, positive("deadline", deadline))
+    return Guards(places, positive("deadline", cast("float", deadline)))
 
 
 @final

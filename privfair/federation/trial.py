@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from calibrate.errors import InvalidInput, PrivfairError
+from privfair.data.infer import silo_name, toml_key, toml_value
 from privfair.federation import flower, guard_socket, nvflare
 from privfair.federation.sockets import SocketTransport
 from privfair.ledger import Ledger
@@ -74,7 +75,7 @@ class TrialStopped(PrivfairError):
 class Trial:
     """What a trial needs: the files of `privfair train`, each party's records, and a folder for what parties keep.
 
-    `data` has the files of each party as `privfair guard serve --data` takes them ("FILE", or "SILO=FILE" for a party
+    `data` has the files of each party as options name them ("FILE", or "SILO=FILE" for a party
     that collects several silos); `folder` gets one folder per party, with its ledger unless `ledgers` names it, its
     transcript and its log.
     """
@@ -98,6 +99,27 @@ class Trial:
             "out": str(out.resolve()),
             "test-files": json.dumps([str(path.resolve()) for path in test_files]),
         }
+
+    def site_text(self, party: str, socket: Path) -> str:
+        """The file of a party's site, for `privfair serve`."""
+        named = [text.partition("=") for text in self.data[party]]
+        files = {left if equals else silo_name(Path(left)): right or left for left, equals, right in named}
+        alone = len(named) == 1 and not named[0][1]
+        data = {party: named[0][0]} if alone else files
+        places = {
+            "budget": self.manifest,
+            "plan": self.plan,
+            "trust": self.trust,
+            "root": self.root,
+            "folder": self.folder / party / "guard",
+            "socket": socket,
+            "sites-key": self.sites_key(),
+        }
+        ledger = self.ledger(party)
+        lines = {key: str(path.resolve()) for key, path in places.items() if path is not None}
+        lines |= {"party": party, "ledger": ledger if "://" in ledger else str(Path(ledger).resolve())}
+        listed = ", ".join(f"{toml_key(name)} = {toml_value(str(Path(file).resolve()))}" for name, file in data.items())
+        return "".join(f"{key} = {toml_value(text)}\n" for key, text in lines.items()) + f"data = {{{listed}}}\n"
 
     def sites_key(self) -> Path:
         """What holders and registries share; made if there is none, and used where the plan has registries."""
@@ -127,17 +149,11 @@ def start_guards(trial: Trial) -> Iterator[dict[str, Path]]:
         place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="pf-")))
         sockets: dict[str, Path] = {}
         started: dict[str, subprocess.Popen[str]] = {}
-        root = () if trial.root is None else ("--root", str(trial.root))
-        for number, (party, files) in enumerate(trial.data.items()):
+        for number, party in enumerate(trial.data):
             sockets[party] = place / f"{number}.sock"
-            words = [
-                *("guard", "serve", "--party", party, "--plan", str(trial.plan), "--manifest", str(trial.manifest)),
-                *("--trust", str(trial.trust), *root, "--ledger", trial.ledger(party)),
-                *("--folder", str(trial.folder / party / "guard"), "--socket", str(sockets[party])),
-                *("--sites-key", str(trial.sites_key())),
-                *(word for file in files for word in ("--data", file)),
-            ]
-            started[party] = stack.enter_context(_started([*_PRIVFAIR, *words], None, dict(os.environ)))
+            site = place / f"{number}.toml"
+            site.write_text(trial.site_text(party, sockets[party]), encoding="utf-8")
+            started[party] = stack.enter_context(_started([*_PRIVFAIR, "serve", str(site)], None, dict(os.environ)))
         for party, process in started.items():
             assert process.stdout is not None
             if not process.stdout.readline().startswith("ready"):

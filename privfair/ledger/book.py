@@ -305,14 +305,14 @@ class Book:
             raise TrustRolledBack(
                 subject,
                 f"this ledger takes trust files of the root key {' or '.join(map(short, roots))} alone",
-                "give the root key with --root, and the trust file that it signed",
+                "name the root key in config.toml, and the trust file that it signed",
             )
         before = self.trusted.get(line)
         if before is not None and before.successor not in (None, entry.root) and entry.trust != before.trust:
             raise TrustRolledBack(
                 subject,
                 f"trust file {before.sequence} handed over to the root key {short(str(before.successor))}",
-                "use the trust file that the new root key signed, and give that key with --root",
+                "use the trust file that the new root key signed, and name that key as `root` in config.toml",
             )
         if before is not None and entry.trust != before.trust and entry.sequence <= before.sequence:
             raise TrustRolledBack(

@@ -11,8 +11,9 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from pathlib import Path
 from typing import Literal
 
@@ -133,7 +134,7 @@ class LogHead:
     def parse(cls, text: str) -> LogHead:
         size, _, root = text.partition(":")
         if not (size.isascii() and size.isdecimal() and len(size) < 16 and re.fullmatch("[0-9a-f]{64}", root)):
-            raise InvalidInput("head", text, "must be SIZE:ROOT", "give what `ledger witness add` printed")
+            raise InvalidInput("head", text, "must be SIZE:ROOT", "give what `ledger publish` printed")
         return cls(int(size), root)
 
 
@@ -220,7 +221,7 @@ class WitnessLog:
         """Every log at a place that was named."""
         found = sorted(place.glob("*.log")) if place.is_dir() else [place]
         if not found or not all(path.is_file() for path in found):
-            raise InvalidInput("log", str(place), "holds no log", "name a file that `ledger witness add` wrote")
+            raise InvalidInput("log", str(place), "holds no log", "name a file that `ledger publish` wrote")
         return tuple(cls(path) for path in found)
 
     def read(self) -> tuple[ClaimReceipt, ...]:
@@ -266,6 +267,20 @@ class WitnessLog:
         return Unavailable(f"log {self.path}", f"it cannot be used ({error.strerror})", "check the path and its rights")
 
 
+def receipts_at(place: Path) -> list[ClaimReceipt]:
+    """The receipts of every log at a place."""
+    return [receipt for log in WitnessLog.all_at(place) for receipt in log.read()]
+
+
+def forks(logs: Sequence[WitnessLog]) -> Iterator[str]:
+    """Logs of one name of which neither is the beginning of the other, in one sentence each."""
+    for log, other in combinations(logs, 2):
+        if other.path.name == log.path.name:
+            first, second = sorted((hashed(log.read()), hashed(other.read())), key=len)
+            if second[: len(first)] != first:
+                yield f"{log.path} and {other.path} are two histories of one log"
+
+
 def hashed(receipts: Iterable[ClaimReceipt]) -> list[bytes]:
     """The leaves of a log's tree."""
     return [leaf_hash(receipt.encode()) for receipt in receipts]
@@ -305,6 +320,13 @@ class NotedHeads:
         heads = self._read() | {log.path.name: head_of(leaves)}
         replace_file(self.path, json.dumps({name: str(head) for name, head in heads.items()}, indent=1).encode())
 
+    def remember(self, place: Path) -> None:
+        """Compare every log at a place with what was noted of it, and note it as it is now."""
+        for log in WitnessLog.all_at(place):
+            leaves = hashed(log.read())
+            self.require(log, leaves)
+            self.note(log, leaves)
+
     def _read(self) -> dict[str, LogHead]:
         try:
             texts = _NOTES.validate_json(self.path.read_bytes())
@@ -337,7 +359,7 @@ class LogProof(BaseModel):
                     leaves = hashed(receipts)
                     path = tuple(step.hex() for step in inclusion_proof(leaves, index))
                     return cls(head=str(head_of(leaves)), path=path, receipt=receipt, index=index)
-        raise InvalidInput("--manifest", manifest, "fits no receipt", "give the digest that `ledger status` shows")
+        raise InvalidInput("--proof", manifest, "fits no receipt", "give the digest that `ledger status` shows")
 
     @classmethod
     def of_growth(cls, logs: Iterable[WitnessLog], since: str) -> LogProof:
@@ -348,7 +370,7 @@ class LogProof(BaseModel):
             if contains_head(leaves, earlier):
                 path = tuple(step.hex() for step in consistency_proof(leaves, earlier.size) if earlier.size)
                 return cls(head=str(head_of(leaves)), path=path, since=since)
-        raise InvalidInput("--since", since, "is no head that this log had", "ask who keeps it for the untouched log")
+        raise InvalidInput("--proof", since, "is no head that this log had", "ask who keeps it for the untouched log")
 
     @property
     def statement(self) -> str:
@@ -377,5 +399,5 @@ class LogProof(BaseModel):
             return cls.model_validate_json(content)
         except ValidationError as error:
             raise InvalidInput(
-                "PROOF", "(a file)", "is not a proof", "use what `ledger witness prove` wrote"
+                "PROOF", "(a file)", "is not a proof", "use what `ledger publish --proof` wrote"
             ) from error

@@ -73,12 +73,12 @@ def test_beliefs_exceed_what_is_said_as_rarely_as_is_said(mu: float, delta: floa
 
 
 def test_the_command_explains_a_number_and_refuses_half_a_question() -> None:
-    told = privfair("explain", "--epsilon", 1, "--delta", 1e-5)
+    told = privfair("budget", "show", "--epsilon", 1, "--delta", 1e-5)
     assert told.code == 0
     assert "73.2%" in told.out
     assert max(map(len, told.out.splitlines())) <= 80
-    assert privfair("explain", "--epsilon", 1, "--delta", 1e-5, "--json").json()["right_guesses"] < 0.7311
-    assert privfair("explain", "--epsilon", 1).code == 2
-    assert privfair("explain").code == 2
+    assert privfair("budget", "show", "--epsilon", 1, "--delta", 1e-5, "--json").json()["right_guesses"] < 0.7311
+    assert privfair("budget", "show", "--epsilon", 1).code == 2
+    assert privfair("budget", "show").code == 2
     with pytest.raises(InvalidInput):
         Meaning(EpsilonDelta(1.0, 1e-5)).posterior(0.0)

@@ -113,11 +113,11 @@ def test_a_group_is_promised_what_its_members_add_up_to() -> None:
     assert three.promise.delta >= 1e-6 * (1 + math.exp(0.5) + math.e)
     assert Meaning(EpsilonDelta(1.0, 1e-5)).for_group(13) is None, "delta would exceed one"
     assert Meaning(EpsilonDelta(200.0, 1e-300)).for_group(3) is None
-    told = privfair("explain", "--epsilon", 0.5, "--delta", 1e-6, "--group", 3)
+    told = privfair("budget", "show", "--epsilon", 0.5, "--delta", 1e-6, "--group", 3)
     assert "To 3 units together epsilon 1.5" in told.out
-    nothing = privfair("explain", "--epsilon", 1, "--delta", 1e-5, "--group", 13)
+    nothing = privfair("budget", "show", "--epsilon", 1, "--delta", 1e-5, "--group", 13)
     assert "nothing is promised" in nothing.out
-    as_json = privfair("explain", "--epsilon", 1, "--delta", 1e-5, "--group", 13, "--json").json()
+    as_json = privfair("budget", "show", "--epsilon", 1, "--delta", 1e-5, "--group", 13, "--json").json()
     assert as_json["group"] == {"size": 13, "meaning": None}
 
 

@@ -20,16 +20,16 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_a_missing_ledger_is_refused_before_anything_is_served(tmp_path: Path) -> None:
-    refused = privfair("desk", "--ledger", tmp_path / "none.db", "--inbox", tmp_path)
+    refused = privfair("ui", "--ledger", tmp_path / "none.db", "--inbox", tmp_path)
     assert refused.code in (2, 3)
     assert "none.db" in refused.err
-    assert privfair("desk", "--ledger", tmp_path / "none.db", "--inbox", tmp_path / "nowhere").code == 2
+    assert privfair("ui", "--ledger", tmp_path / "none.db", "--inbox", tmp_path / "nowhere").code == 2
 
 
 @pytest.mark.slow
 def test_the_printed_address_opens_the_desk_until_it_is_stopped(tmp_path: Path) -> None:
     Ledger.create(tmp_path / "ledger.db").close()
-    words = ("desk", "--ledger", str(tmp_path / "ledger.db"), "--inbox", str(tmp_path), "--json")
+    words = ("ui", "--ledger", str(tmp_path / "ledger.db"), "--inbox", str(tmp_path), "--json")
     code = "import sys; from privfair.cli import main; sys.argv = ['privfair', *sys.argv[1:]]; main()"
     environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
     desk = subprocess.Popen(
@@ -46,7 +46,7 @@ def test_the_printed_address_opens_the_desk_until_it_is_stopped(tmp_path: Path) 
             assert client.get(said["address"]).status_code == 303
             assert "Nothing was claimed" in client.get("/ledger").text
             assert "server" not in client.get("/").headers
-        taken = privfair("desk", "--ledger", tmp_path / "ledger.db", "--inbox", tmp_path, "--port", address.port)
+        taken = privfair("ui", "--ledger", tmp_path / "ledger.db", "--inbox", tmp_path, "--port", address.port)
         assert taken.code == 2
         assert "--port" in taken.err
         desk.send_signal(signal.SIGINT)

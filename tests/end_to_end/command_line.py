@@ -7,6 +7,7 @@ import sys
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from io import StringIO
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -33,3 +34,10 @@ def privfair(*words: object) -> Outcome:
         except SystemExit as stop:
             code = int(stop.code or 0)
     return Outcome(code, out.getvalue(), err.getvalue())
+
+
+def config_file(folder: Path, **keys: object) -> Path:
+    """A user's configuration with these keys, for --config."""
+    path = folder / "config.toml"
+    path.write_text("".join(f"{key} = {json.dumps(str(value))}\n" for key, value in keys.items()), encoding="utf-8")
+    return path

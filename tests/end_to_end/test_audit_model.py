@@ -327,12 +327,12 @@ def test_a_pickle_is_not_opened_without_being_told_to(tmp_path: Path, files: tup
     ("words", "code", "part"),
     [
         (("--model", "m.joblib"), 2, "--members"),
-        (("--members", "a.csv", "--nonmembers", "b.csv"), 2, "--model"),
+        (("--members", "a.csv", "--nonmembers", "b.csv"), 2, "--score"),
         (("--model", "m.joblib", "--score", "s", "--members", "a.csv", "--nonmembers", "b.csv"), 2, "--score"),
-        (("run", "--model", "m.joblib", "--members", "a.csv", "--nonmembers", "b.csv"), 2, "not both"),
+        (("./run", "--model", "m.joblib", "--members", "a.csv", "--nonmembers", "b.csv"), 2, "not both"),
         (("--model", "m.txt", "--members", "a.csv", "--nonmembers", "b.csv"), 2, "m.txt"),
         (("--model", "gone.onnx", "--members", "a.csv", "--nonmembers", "b.csv"), 2, "does not exist"),
-        ((), 2, "RUN"),
+        ((), 2, "command"),
     ],
 )
 def test_incomplete_questions_are_refused(words: tuple[object, ...], code: int, part: str) -> None:

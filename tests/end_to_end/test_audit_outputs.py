@@ -42,7 +42,7 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Desk:
 
 def _verify(desk: Desk, *words: object, statement: Path | None = None, trust: str = "auditors.json"):  # type: ignore[no-untyped-def]
     signed = statement or desk.folder / "audit.signed.json"
-    return privfair("audit", "verify", signed, "--trust", desk.folder / trust, *words)
+    return privfair("verify", signed, "--trust", desk.folder / trust, *words)
 
 
 def test_a_real_audit_follows_the_schema(desk: Desk) -> None:
@@ -71,7 +71,7 @@ def test_the_statement_verifies_for_its_run_and_report(desk: Desk) -> None:
     found = outcome.json()
     assert found["verified"] is True
     assert found["predicate"]["verdict"] == "inconclusive"
-    assert _verify(desk, "--model", desk.folder / "run" / "model.pt").code == 0
+    assert _verify(desk, "--run", desk.folder / "run" / "model.pt").code == 0
     assert _verify(desk, "--run", desk.folder / "run", "--require", "consistent").code == 1
     assert _verify(desk, "--run", desk.folder / "run", "--require", "not-violated").code == 0
 
@@ -85,7 +85,7 @@ def test_what_cannot_be_believed_is_refused_with_exit_3(desk: Desk, tmp_path: Pa
     assert _verify(desk, *run, statement=tampered).code == 3
     other = tmp_path / "model.pt"
     other.write_bytes(b"another model")
-    assert _verify(desk, "--model", other).code == 3
+    assert _verify(desk, "--run", other).code == 3
     report = tmp_path / "audit.json"
     changed = json.loads((desk.folder / "audit.json").read_text("utf-8")) | {"verdict": "consistent"}
     report.write_text(json.dumps(changed), encoding="utf-8")
@@ -94,12 +94,13 @@ def test_what_cannot_be_believed_is_refused_with_exit_3(desk: Desk, tmp_path: Pa
 
 
 def test_usage_is_explained(desk: Desk) -> None:
-    assert privfair("audit", desk.folder / "run", "--sign", desk.folder / "auditor.pem").code == 2
+    assert privfair("audit", desk.folder / "run", "--statement", desk.folder / "signed.json").code == 2
     assert _verify(desk).code == 2
+    recomputed = _verify(desk, "--recompute")
+    assert (recomputed.code, "holds is: audit" in recomputed.err) == (2, True)
     helped = privfair("audit", "--help")
     assert helped.code == 0
-    assert "audit verify" in helped.out
-    assert "STATEMENT" in privfair("audit", "verify", "--help").out
+    assert "privfair audit sensitivity" in helped.out
 
 
 def test_an_auditor_cannot_sign_budgets(desk: Desk) -> None:

@@ -42,7 +42,7 @@ NUMBERS = (
 )
 TEXTS = ("", " ", "-", "\udcff", "../..", "a" * 5000, "line\nbreak", "=1+1", "%s%n", "'; DROP TABLE", "ü", "\x1b[31m")
 PLACES = ("", ".", "/", "no/such/folder/x", "/dev/null", "\udcff", "a" * 300, "mysql://host/db", ":memory:")
-ENDLESS = ("demo", "theorems", "run", "desk", "guard", "federation")
+ENDLESS = ("demo", "theorems", "run", "ui", "serve", "federation")
 """Commands that serve, or do everything: each of their lines gets a wrong flag."""
 COSTLY = (*ENDLESS, "audit", "sensitivity", "calibrate", "account", "check", "request")
 """Commands that compute: each of their lines gets at least one wrong value, so that none computes for long."""
@@ -208,7 +208,7 @@ def _damaged_lines(bench: Bench, number: int) -> Iterator[list[str]]:
             ["calibrate", plan, "--json"],
             ["predict", run, "--input", str(bench.file("north")), "--out", out, "--trust", trust],
             ["report", run, "--out", out],
-            ["manifest", "show", str(bench.file("budget")), "--trust", str(bench.file("trust"))],
+            ["budget", "show", str(bench.file("budget")), "--trust", str(bench.file("trust"))],
             ["train", str(desk.plan), "--manifest", str(bench.file("budget")), "--trust", trust, *_rest(bench, out)],
         )
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import click
 import pytest
 
 from calibrate.errors import InvalidInput, Refused
-from privfair.cli import ledger
+from privfair.cli import verify
 from privfair.run.folder import RunFolder
 from privfair.run.metrics import read_threshold
 from tests.end_to_end.command_line import privfair
@@ -19,9 +18,7 @@ def _break(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
     def broken(*_: object, **__: object) -> None:
         raise error
 
-    command = ledger.ledger_command.commands["verify"]
-    assert isinstance(command, click.Command)
-    monkeypatch.setattr(command, "callback", broken)
+    monkeypatch.setattr(verify.verify_command, "callback", broken)
 
 
 @pytest.mark.parametrize("error", [RuntimeError("secret cell 41"), EOFError(), RecursionError(), MemoryError()])
@@ -31,7 +28,7 @@ def test_a_fault_of_ours_is_neither_a_traceback_nor_a_verdict(
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
     _break(monkeypatch, error)
-    done = privfair("ledger", "verify", tmp_path / "ledger.db")
+    done = privfair("verify", tmp_path / "ledger.db")
     assert done.code == 70
     assert "Traceback" not in done.err
     assert "secret cell" not in done.err
@@ -43,7 +40,7 @@ def test_a_fault_of_ours_is_neither_a_traceback_nor_a_verdict(
 
 def test_a_missing_extra_is_named_with_the_way_to_get_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     _break(monkeypatch, ModuleNotFoundError("No module named 'torch'", name="torch"))
-    done = privfair("ledger", "verify", tmp_path / "ledger.db")
+    done = privfair("verify", tmp_path / "ledger.db")
     assert done.code == 2
     assert "needs torch, which is not installed; install it with `pip install 'privfair[train]'`" in done.err
     assert "Traceback" not in done.err
@@ -51,7 +48,7 @@ def test_a_missing_extra_is_named_with_the_way_to_get_it(monkeypatch: pytest.Mon
 
 def test_ctrl_c_is_130(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     _break(monkeypatch, KeyboardInterrupt())
-    assert privfair("ledger", "verify", tmp_path / "ledger.db").code == 130
+    assert privfair("verify", tmp_path / "ledger.db").code == 130
 
 
 def test_a_refused_value_without_a_repr_is_still_refused_in_one_sentence() -> None:

@@ -9,9 +9,7 @@ import click
 import pytest
 
 from privfair.cli import cli
-from privfair.cli.audit_outputs import verify_command
-from privfair.cli.audit_training import training_command
-from privfair.cli.help import break_line, with_our_help
+from privfair.cli.help import break_line
 from tests.end_to_end.command_line import privfair
 
 
@@ -26,16 +24,13 @@ def _contexts(command: click.Command, context: click.Context) -> Iterator[click.
 
 @pytest.fixture(scope="module")
 def contexts() -> list[click.Context]:
-    """All commands, with the two that stand below `audit` in a way of their own."""
+    """All commands, former spellings as well."""
     top = cli.context_class(cli, info_name="privfair", max_content_width=80, terminal_width=80)
-    found = list(_contexts(cli, top))
-    for one in (verify_command, training_command):
-        found.append(with_our_help(one).context_class(one, info_name=f"audit {one.name}", parent=top))
-    return found
+    return list(_contexts(cli, top))
 
 
 def test_help_fits_80_columns_and_is_never_cut_off(contexts: list[click.Context]) -> None:
-    assert len(contexts) > 55
+    assert len(contexts) > 45
     for context in contexts:
         for line in context.get_help().splitlines():
             assert len(line) <= 80, (context.command_path, line)

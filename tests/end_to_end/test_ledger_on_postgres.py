@@ -13,7 +13,7 @@ from sqlalchemy.exc import ProgrammingError
 from calibrate.privacy_unit import PrivacyUnit, Relation
 from privfair.ledger import Ledger, ManifestTerms, RolledBack
 from privfair.ledger.entries import AlreadyClaimed
-from tests.end_to_end.command_line import privfair
+from tests.end_to_end.command_line import config_file, privfair
 from tests.postgres_server import NotInstalled, postgres_server
 
 
@@ -34,9 +34,11 @@ def terms(name: str) -> ManifestTerms:
 
 def _move(source: object, source_anchor: Path, target: object, target_anchor: Path, copy: Path) -> None:
     """As the page says: copy the entries, move the anchor, bring the entries back at the new place."""
-    assert privfair("ledger", "backup", source, "--anchor", source_anchor, "--out", copy).code == 0
+    config = config_file(copy.parent, ledger=source, anchor=source_anchor)
+    assert privfair("ledger", "backup", "--config", config, "--out", copy).code == 0
     source_anchor.rename(target_anchor)
-    moved = privfair("ledger", "restore", copy, target, "--anchor", target_anchor, "--json")
+    config = config_file(copy.parent, ledger=target, anchor=target_anchor)
+    moved = privfair("ledger", "restore", copy, "--config", config, "--json")
     assert moved.code == 0, moved.err
     assert moved.json()["complete"]
 

@@ -130,7 +130,7 @@ def test_code_exchanged_after_signing_is_not_trained_with(tmp_path: Path) -> Non
 
 
 def test_the_manifest_names_every_file_of_own_code(trained: Bench) -> None:
-    shown = privfair("manifest", "show", trained.budget)
+    shown = privfair("budget", "show", trained.budget)
     assert shown.code == 0, shown.err
     assert "net.py" in shown.out
 

@@ -92,15 +92,15 @@ def test_outputs_of_an_audit_are_checked_before_it(
     words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    refused(privfair("audit", "run", *words), words[0], words[1])
+    refused(privfair("audit", "run", "run", *words), words[0], words[1])
 
 
 def test_a_report_that_is_not_there_is_not_called_broken(tmp_path: Path) -> None:
     from calibrate.errors import InvalidInput
-    from privfair.cli.audit_outputs import _require_same
+    from privfair.cli.audit_result import require_same_report
 
     with pytest.raises(InvalidInput, match="cannot be read"):
-        _require_same("digest", tmp_path / "missing.json")
+        require_same_report("digest", tmp_path / "missing.json")
 
 
 def test_a_run_on_files_whose_plan_is_gone_asks_for_it(tmp_path: Path) -> None:

@@ -146,7 +146,7 @@ def test_what_is_not_a_request_is_refused_in_one_sentence(tmp_path: Path, desk: 
     (tmp_path / "x.json").write_bytes(content)
     refused = privfair("sign", tmp_path / "x.json", "--key", desk.key, "--yes")
     assert refused.code == 2
-    assert "privfair request" in refused.err
+    assert "privfair budget request" in refused.err
 
 
 def test_a_request_without_privacy_says_that_nobody_is_protected(tmp_path: Path) -> None:

@@ -165,7 +165,7 @@ def test_a_baseline_must_say_that_it_protects_nobody(tmp_path: Path) -> None:
     assert result.json()["epsilon"] is None
     assert result.json()["epsilon_spent"] is None
     assert "NO PRIVACY PROMISED: to compare with" in result.err
-    shown = privfair("manifest", "show", tmp_path / "budget.json")
+    shown = privfair("budget", "show", tmp_path / "budget.json")
     assert "NO PRIVACY IS PROMISED" in shown.out
     status = privfair("ledger", "status", tmp_path / "ledger.db", "--json").json()
     assert status["manifests"][0]["epsilon"] is None
@@ -218,7 +218,7 @@ def test_a_manifest_from_flags_alone(tmp_path: Path, words: tuple[str, ...], sil
     out = ("--out", tmp_path / "budget.json", "--key", tmp_path / "officer.pem")
     done = privfair("calibrate", *words, "--epsilon", "1", "--delta", "1e-5", *out, "--json")
     assert done.code == 0, done.err
-    shown = privfair("manifest", "show", tmp_path / "budget.json", "--json").json()["document"]
+    shown = privfair("budget", "show", tmp_path / "budget.json", "--json").json()["document"]
     assert {silo["name"]: silo["size"] for silo in shown["data"]["silos"]} == silos
 
 

@@ -20,7 +20,7 @@ from privfair.run.folder import RunFolder
 from privfair.run.folder_trust import FolderTrust
 from privfair.run.trusted_plan import read_folder_plan
 from privfair.training import TrustInForce, train
-from tests.end_to_end.command_line import privfair
+from tests.end_to_end.command_line import config_file, privfair
 from tests.privfair.small_runs import FEDSGD, Desk
 
 DAY = timedelta(days=1)
@@ -32,7 +32,7 @@ def desk(tmp_path: Path) -> Desk:
     made = Desk.at(tmp_path / "desk", FEDSGD.format(rounds=6, more="block = 2"))
     root = made.folder / "root.pem"
     save(generate(), None, root)
-    assert privfair("keys", "sign", "--out", made.trust, "--root", root).code == 0
+    assert privfair("keys", "trust", "--out", made.trust, "--root", root).code == 0
     return made
 
 
@@ -120,7 +120,7 @@ def test_a_key_revoked_in_the_middle_stops_the_run_at_the_next_block_and_its_rou
 
 def test_a_rotated_key_needs_the_budget_signed_again_by_its_successor(desk: Desk) -> None:
     manifest, second = desk.budget(), second_officer(desk)
-    keys(desk, "rotate", "--key-id", load_private(desk.key).key_id, "--key", second)
+    keys(desk, "trust", "--replaces", load_private(desk.key).key_id, "--key", second)
     trusted = read_trust(desk.trust.read_bytes(), load_private(desk.folder / "root.pem").public)
     assert trusted.sequence == 2
     with pytest.raises(ManifestRefused, match="replaced by key"):
@@ -223,34 +223,34 @@ def test_a_manifest_read_after_it_expired_cannot_be_bound_to_a_run(desk: Desk) -
 
 def test_a_root_key_gives_way_to_a_new_one_and_is_taken_no_more(desk: Desk) -> None:
     """A ledger takes the new root key's files after it saw the old one name it, and then none of the old one."""
-    old, new, handover = desk.folder / "root.pem", desk.folder / "new-root.pem", desk.folder / "handover.json"
+    old, new, handover = desk.folder / "root.pem", desk.folder / "new-root.pem", desk.folder / "trust-handover.json"
     save(generate(), None, new)
     run(desk, desk.budget(), "first")
     before = desk.trust.read_bytes()
-    words = ("keys", "rotate-root", "--out", desk.trust, "--handover", handover, "--root", old)
+    words = ("keys", "trust", "--out", desk.trust, "--root", old)
     assert privfair(*words, "--new-root", old).code == 3
     rotated = privfair(*words, "--new-root", new)
     assert rotated.code == 0, rotated.err
     assert privfair(*words, "--new-root", new).code == 3, "the handover exists"
 
-    note = ("ledger", "trust", desk.ledger)
-    unseen = privfair(*note, "--trust", desk.trust, "--root", new.with_suffix(".pem.pub"))
+    note = ("keys", "trust", "--ledger", desk.ledger)
+    unseen = privfair(*note, "--out", desk.trust, "--root", new.with_suffix(".pem.pub"))
     assert unseen.code == 3
     assert "takes trust files of the root key" in unseen.err
-    shown = privfair(*note, "--trust", handover, "--root", old.with_suffix(".pem.pub"), "--json")
+    shown = privfair(*note, "--out", handover, "--root", old.with_suffix(".pem.pub"), "--json")
     assert shown.code == 0, shown.err
     assert shown.json()["successor"] == load_private(new).key_id
     read = read_trust(handover.read_bytes(), load_private(old).public)
     again = desk.folder / "again.json"
     again.write_bytes(read.until(datetime.now(UTC).replace(microsecond=0) + DAY).signed(load_private(old)))
-    refused = privfair(*note, "--trust", again, "--root", old.with_suffix(".pem.pub"))
+    refused = privfair(*note, "--out", again, "--root", old.with_suffix(".pem.pub"))
     assert refused.code == 3
     assert "handed over to the root key" in refused.err
 
-    assert privfair(*note, "--trust", desk.trust, "--root", new.with_suffix(".pem.pub")).code == 0
+    assert privfair(*note, "--out", desk.trust, "--root", new.with_suffix(".pem.pub")).code == 0
     for content, root in ((before, old), (handover.read_bytes(), old)):
         again.write_bytes(content)
-        assert privfair(*note, "--trust", again, "--root", root.with_suffix(".pem.pub")).code == 3
+        assert privfair(*note, "--out", again, "--root", root.with_suffix(".pem.pub")).code == 3
     train(
         desk.plan,
         manifest=desk.budget("second.json"),
@@ -275,10 +275,11 @@ def test_a_run_stays_readable_after_its_officers_key_expired_and_nothing_can_be_
     late = trusted.keys[0].valid_until + DAY
     monkeypatch.setattr(verify, "_instant", lambda at: late if at is None else at)
     trust = ("--trust", desk.trust, "--root", desk.folder / "root.pem.pub")
+    configured = ("--config", config_file(desk.folder, trust=desk.trust, root=desk.folder / "root.pem.pub"))
     said = f"expired since: {load_private(desk.key).key_id[:12]} (privacy-officer)"
     for words in (
-        ("manifest", "show", folder / "budget.json", *trust),
-        ("explain", folder / "budget.json", *trust),
+        ("budget", "show", folder / "budget.json", *configured),
+        ("budget", "show", folder / "budget.json", "--explain", *configured),
         ("predict", folder, "--input", desk.folder / "north.csv", *trust, "--out", desk.folder / "predicted.csv"),
         ("report", folder, *trust, "--out", page),
     ):
@@ -315,6 +316,6 @@ def test_a_run_stays_readable_after_its_budget_expired(desk: Desk, monkeypatch: 
     monkeypatch.setattr(verify, "_instant", lambda at: late)
     found = read_folder_plan(RunFolder(desk.folder / "run"), FolderTrust(trusted))
     assert found.authentic is not None
-    trust = ("--trust", desk.trust, "--root", desk.folder / "root.pem.pub")
-    assert privfair("manifest", "show", desk.folder / "run" / "budget.json", *trust).code == 0
-    assert privfair("manifest", "verify", desk.folder / "run" / "budget.json", *trust).code == 3
+    configured = ("--config", config_file(desk.folder, trust=desk.trust, root=desk.folder / "root.pem.pub"))
+    assert privfair("budget", "show", desk.folder / "run" / "budget.json", *configured).code == 0
+    assert privfair("verify", desk.folder / "run" / "budget.json", *configured).code == 3

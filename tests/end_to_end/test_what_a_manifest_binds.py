@@ -53,7 +53,7 @@ def test_a_second_ledger_does_not_give_a_second_run(desk: Desk, by: str, tmp_pat
 
 
 def test_the_page_says_that_a_budget_is_not_bound_and_which_data_it_is_for(desk: Desk) -> None:
-    shown = " ".join(privfair("manifest", "show", signed(desk)).out.split())
+    shown = " ".join(privfair("budget", "show", signed(desk)).out.split())
     assert "NOT BOUND TO A LEDGER" in shown
     assert "data set loans, version 2026, kept by North Bank" in shown
 
@@ -95,7 +95,7 @@ def test_code_exchanged_after_signing_does_not_run(desk: Desk) -> None:
     (code,) = read_unverified(manifest.read_bytes()).document.code
     assert code.name == "net.py"
     assert f"own code net.py, which sees the records: {code.sha256}" in " ".join(
-        privfair("manifest", "show", manifest).out.split()
+        privfair("budget", "show", manifest).out.split()
     )
     stolen = desk.folder / "stolen"
     net.write_text(f"open({str(stolen)!r}, 'w').close()\n" + NET, encoding="utf-8")

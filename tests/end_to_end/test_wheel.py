@@ -215,7 +215,7 @@ class TestThePluginPackage:
         listed = json.loads(succeed(with_plugin.run("privfair", "--version", "-v", "--json")))["plugins"]
         assert {row["state"] for row in listed} == {"ok"}
         assert len({row["group"] for row in listed}) == 6
-        shown = succeed(with_plugin.run("privfair", "manifest", "show", "budget.json"))
+        shown = succeed(with_plugin.run("privfair", "budget", "show", "budget.json"))
         assert "package autoclip" in shown
         assert listed[0]["sha256"][:12] in shown
 

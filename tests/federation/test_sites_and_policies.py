@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import socket
@@ -258,9 +259,11 @@ def test_why_a_guard_is_not_ready_shows_to_its_operator_alone(
         if number == 1:  # left behind by a guard that was killed
             with socket.socket(socket.AF_UNIX) as stale:
                 stale.bind(str(place))
-        words = ("--manifest", sites.manifest, "--trust", sites.desk.trust, "--ledger", sites.ledger("north"))
-        paths = ("--data", file, "--plan", sites.desk.plan, "--folder", folder / "own", "--socket", place)
-        done = privfair("guard", "serve", "--party", "north", *words, *paths)
+        keys = {"party": "north", "budget": sites.manifest, "trust": sites.desk.trust, "ledger": sites.ledger("north")}
+        keys |= {"data": file, "plan": sites.desk.plan, "folder": folder / "own", "socket": place}
+        site = folder / "site.toml"
+        site.write_text("".join(f"{key} = {json.dumps(str(value))}\n" for key, value in keys.items()))
+        done = privfair("serve", site)
         assert done.code in (2, 3), done.err
         told.add(done.err)
         with pytest.raises(GuardUnreachable) as stopped:

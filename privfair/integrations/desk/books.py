@@ -97,7 +97,7 @@ def _warnings(status: LedgerStatus, accounts: tuple[AccountHistory, ...]) -> Ite
         elif budget.claimed_epsilon is None:
             yield f"{name}: nothing bounds what was released; a claim promised this unit no privacy."
         elif budget.epsilon is None:
-            yield f"{name}: no total is set, so nothing stops further claims; `privfair ledger budget set` sets one."
+            yield f"{name}: no total is set, so nothing stops further claims; `privfair ledger limit` sets one."
         elif budget.left is not None and budget.left <= _NEARLY * budget.epsilon:
             yield f"{name}: {budget.left:g} of {budget.epsilon:g} is left."
     now = datetime.now(UTC)

@@ -1,4 +1,4 @@
-"""Sensitivity: search for neighbours that break a claimed bound, and how far real data is from it."""
+"""`privfair audit sensitivity`: search for neighbouring data sets that break a claimed bound."""
 
 from __future__ import annotations
 
@@ -22,13 +22,74 @@ from calibrate.manifest.mechanism import NoPrivacyPromised
 from calibrate.manifest.verify import read_unverified
 from calibrate.privacy_unit import Norm, Protected, Relation
 from privfair.api.draft import draft
+from privfair.cli.audit import rare_option, seed_option, settings_option
 from privfair.cli.help import Subcommands
-from privfair.cli.options import FILE, json_option
+from privfair.cli.options import FILE, asked
 from privfair.cli.output import print_json, print_rich, print_wrapped
 from privfair.plan.plan import Plan
 
 
-@click.command("report")
+@click.command("sensitivity")
+@click.argument("what", metavar="ID|MODULE:FUNCTION", required=False)
+@click.option("--claim", type=float, help="Bound to test; needed for a function of your own.")
+@click.option(
+    "--relation",
+    type=click.Choice(["add-remove", "replace-one", "replace-attribute"]),
+    help="How neighbouring data sets differ [default: add-remove].",
+)
+@click.option("--protected", type=click.Choice(["record", "user"]), help="Unit that is protected [default: record].")
+@click.option("--norm", type=click.Choice(["L1", "L2"]), help="Norm of the distance [default: L2].")
+@click.option("--domain", help="Data sets of the claim, as module:name of a Domain [default: DOMAIN of the module].")
+@click.option("--arrays", type=click.Choice(["numpy", "torch"]), help="Kind of arrays it takes [default: numpy].")
+@settings_option
+@rare_option("--pairs", type=click.IntRange(min=1), default=800, help="Number of random pairs of neighbours.")
+@rare_option("--climbs", type=click.IntRange(min=0), default=6, help="Number of gradient ascents.")
+@rare_option("--steps", type=click.IntRange(min=0), default=80, help="Number of steps of each ascent.")
+@seed_option
+def claim_command(
+    what: str | None, claim: float | None, pairs: int, climbs: int, steps: int, seed: int, **stated: str | None
+) -> None:
+    """Search for neighbouring data sets further apart than claimed; exit code 1 if there are any.
+
+    Without an argument the claims known by id are listed. The parameters of your own function are named after the
+    columns and public values of its DOMAIN (audit.claims.claim).
+
+    \b
+    Examples:
+      privfair audit sensitivity steffle.lemma-B.1.W
+      privfair audit sensitivity my_module:clipped_mean --claim 0.25 --relation replace-one
+    """
+    if what is None:
+        _list_claims()
+        return
+    entry = _claim_of_function(what, claim, stated) if ":" in what else _claim_of_id(what, claim, stated)
+    result = _check(entry, Search(pairs, climbs, steps, seed))
+    if asked().as_json:
+        print_json({"id": entry.id} | result.to_json())
+    else:
+        click.echo(f"{entry.id}\nclaim: {entry.says}\n{result}")
+    sys.exit(1 if result.refuted else 0)
+
+
+def _list_claims() -> None:
+    entries = [claim_named(id) for id in ids()]
+    if asked().as_json:
+        print_json([{"id": each.id, "says": each.says, "claimed": each.claim.bound} for each in entries])
+        return
+    for each in entries:
+        click.echo(each.id)
+        print_wrapped(f"    {each.says}", indent="    ")
+
+
+@click.group("sensitivity", cls=Subcommands, hidden=True)
+def sensitivity_command() -> None:
+    """Former spelling of `privfair audit sensitivity`."""
+
+
+sensitivity_command.add_command(claim_command, "check")
+
+
+@sensitivity_command.command("report")
 @click.argument("plan", type=FILE)
 @click.option("--manifest", type=FILE, help="Signed budget of the plan; calibrated now for its target unless given.")
 @click.option(
@@ -42,10 +103,7 @@ from privfair.plan.plan import Plan
     help="Number of units to leave out or replace in each batch.",
 )
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed for the choice of units.")
-@json_option
-def sensitivity_report_command(
-    plan: Path, manifest: Path | None, rounds: int, units: int, seed: int, as_json: bool
-) -> None:
+def report_command(plan: Path, manifest: Path | None, rounds: int, units: int, seed: int) -> None:
     """What the units of this very data set move, round by round, beside what the worst case would.
 
     The plan is rehearsed for some rounds in a folder that is thrown away; nobody's budget is touched. The numbers never
@@ -58,7 +116,7 @@ def sensitivity_report_command(
     document = _document(plan, manifest)
     found = local_sensitivity(rehearse(plan, document, rounds), units, seed)
     unit = document.guarantee.privacy_unit()
-    if as_json:
+    if asked().as_json:
         print_json(
             {
                 "plan": str(plan),
@@ -96,108 +154,6 @@ def _show(found: tuple[LocalSensitivity, ...], unit: str, note: str) -> None:
             table.add_row(str(step.step), f"{100 * step.largest_share:.1f}%", f"{100 * step.median_share:.1f}%")
         lines.append(table)
     print_rich(*lines, note)
-
-
-_RELATIONS = ("add-remove", "replace-one", "replace-attribute")
-
-
-@click.group("sensitivity", cls=Subcommands, short_help="refute a claimed sensitivity, or say how hard it was tried")
-def sensitivity_command() -> None:
-    """Put a sensitivity claim to the test.
-
-    \b
-    sensitivity list                              the claims known by id
-    sensitivity check ID                          one of them
-    sensitivity check module:function --claim 1   your own function
-    sensitivity report PLAN.toml                  how far real data is from
-                                                  the worst case
-    """
-
-
-sensitivity_command.add_command(sensitivity_report_command)
-
-
-@sensitivity_command.command("list")
-@json_option
-def list_all(as_json: bool) -> None:
-    """The claims that can be checked by id."""
-    entries = [claim_named(id) for id in ids()]
-    if as_json:
-        print_json([{"id": each.id, "says": each.says, "claimed": each.claim.bound} for each in entries])
-        return
-    for each in entries:
-        click.echo(each.id)
-        print_wrapped(f"    {each.says}", indent="    ")
-
-
-@sensitivity_command.command("check")
-@click.argument("what", metavar="ID|MODULE:FUNCTION")
-@click.option("--claim", type=float, help="Bound to test; required for a function of your own.")
-@click.option(
-    "--relation",
-    type=click.Choice(_RELATIONS),
-    default=None,
-    help="How neighbouring data sets differ; add-remove unless given.",
-)
-@click.option(
-    "--protected",
-    type=click.Choice(["record", "user"]),
-    default=None,
-    help="Unit that is protected; record unless given.",
-)
-@click.option("--norm", type=click.Choice(["L1", "L2"]), default=None, help="Norm of the distance; L2 unless given.")
-@click.option(
-    "--domain",
-    "domain_name",
-    help="Data sets of the claim, as module:name of a Domain; DOMAIN beside the function unless given.",
-)
-@click.option(
-    "--arrays",
-    type=click.Choice(["numpy", "torch"]),
-    default=None,
-    help="Kind of arrays that the function takes; numpy unless given.",
-)
-@click.option(
-    "--pairs", type=click.IntRange(min=1), default=800, show_default=True, help="Number of random pairs of neighbours."
-)
-@click.option("--climbs", type=click.IntRange(min=0), default=6, show_default=True, help="Number of gradient ascents.")
-@click.option(
-    "--steps", type=click.IntRange(min=0), default=80, show_default=True, help="Number of steps of each ascent."
-)
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the search.")
-@json_option
-def check(
-    what: str,
-    claim: float | None,
-    relation: str | None,
-    protected: str | None,
-    norm: str | None,
-    domain_name: str | None,
-    arrays: str | None,
-    pairs: int,
-    climbs: int,
-    steps: int,
-    seed: int,
-    as_json: bool,
-) -> None:
-    """Search for neighbouring data sets further apart than claimed; exit code 1 if there are any.
-
-    The function's parameters are named after the columns and public values of its DOMAIN (audit.claims.claim).
-
-    \b
-    Examples:
-      privfair sensitivity check steffle.lemma-B.1.W
-      privfair sensitivity check my_module:clipped_mean --claim 0.25 --relation replace-one --json
-    """
-    stated = {"relation": relation, "protected": protected, "norm": norm, "arrays": arrays, "domain": domain_name}
-    entry = _claim_of_function(what, claim, stated) if ":" in what else _claim_of_id(what, claim, stated)
-    result = _check(entry, Search(pairs, climbs, steps, seed))
-    if as_json:
-        print_json({"id": entry.id} | result.to_json())
-    else:
-        print_rich(f"[bold]{entry.id}[/bold]")
-        click.echo(f"claim: {entry.says}\n{result}")
-    sys.exit(1 if result.refuted else 0)
 
 
 def _check(entry: CataloguedClaim, search: Search) -> SearchResult:
