@@ -33,8 +33,7 @@ class _Positive:
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            if not isinstance(value, _Positive):
-                positive(name, value)
+            positive(name, value)
 
 
 @dataclass(frozen=True)
@@ -117,13 +116,14 @@ class SharpenedGaussianKernel(_Positive):
         return -u / self.width**2 * gaussian * (1 + 3 * ratio - ratio * (u / self.width) ** 2)
 
 
-Kernel = GaussianKernel | LaplaceKernel | EnergyKernel | SharpenedGaussianKernel
+WantedKernel = GaussianKernel | LaplaceKernel | EnergyKernel
+Kernel = WantedKernel | SharpenedGaussianKernel
 
 
 # From the kernel's name in a plan to the kernel.
 
 
-def kernel_of(kind: KernelKind, width: float) -> Kernel:
+def kernel_of(kind: KernelKind, width: float) -> WantedKernel:
     """The kernel of that kind with amplitude 1; the energy kernel has no width."""
     match kind:
         case KernelKind.GAUSSIAN:
@@ -146,15 +146,22 @@ _BLOCK = 2**22
 """Kernel values held at once, so that two samples of 10^5 scores need no matrix of 10^10."""
 
 
-def kernel_before_noise(wanted: Kernel, noise: Noise) -> Kernel:
+def kernel_before_noise(wanted: WantedKernel, noise: Noise) -> Kernel:
     """The kernel to compute with, so that noise on the scores turns it exactly into `wanted`.
 
     Guarantee: `kernel_before_noise(wanted, noise)` convolved with the law of `noise` is `wanted`. Choosing a kernel is
     post-processing of published scores and costs no privacy. It costs variance: the amplitude grows as the noise
     approaches the wanted width.
     """
-    match wanted, noise:
-        case GaussianKernel(width, amplitude), GaussianSmoothing(deviation):
+    if not isinstance(wanted, GaussianKernel):
+        raise UnsupportedCombination(
+            f"{type(wanted).__name__} wanted after {type(noise).__name__}",
+            "noise rounds off every kink, and this kernel has one at zero",
+            'ask for a Gaussian kernel, or write correction = "none": the laws are then compared after the noise',
+        )
+    width, amplitude = wanted.width, wanted.amplitude
+    match noise:
+        case GaussianSmoothing(deviation):
             if deviation >= width:
                 raise InvalidInput(
                     "width",
@@ -162,22 +169,11 @@ def kernel_before_noise(wanted: Kernel, noise: Noise) -> Kernel:
                     f"must exceed the noise's deviation {deviation}, because noise only ever widens a kernel",
                     "ask for a wider kernel or publish with less noise",
                 )
+            # noise of deviation t turns exp(-u^2 / (2 s^2)) into (s / r) exp(-u^2 / (2 r^2)) with r^2 = s^2 + t^2
             narrower = math.sqrt((width - deviation) * (width + deviation))
             return GaussianKernel(narrower, amplitude * width / narrower)
-        case GaussianKernel(width, amplitude), LaplaceSmoothing(scale):
+        case LaplaceSmoothing(scale):
             return SharpenedGaussianKernel(width, scale, amplitude)
-        case ((LaplaceKernel() | EnergyKernel()), _):
-            raise UnsupportedCombination(
-                f"{type(wanted).__name__} wanted after {type(noise).__name__}",
-                "noise rounds off every kink, and this kernel has one at zero",
-                'ask for a Gaussian kernel, or write correction = "none": the laws are then compared after the noise',
-            )
-        case _:
-            raise UnsupportedCombination(
-                f"{type(wanted).__name__} wanted after {type(noise).__name__}",
-                "no closed form is implemented",
-                "ask for a Gaussian kernel",
-            )
 
 
 def mmd_squared_v(x: NDArray[Any], y: NDArray[Any], kernel: Kernel) -> float:

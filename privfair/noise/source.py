@@ -72,10 +72,6 @@ class Grid:
         """The largest size of a value that noise can be added to: 2^52 steps."""
         return math.ldexp(LARGEST_STEPS, -self.fraction_bits)  # a power of two: exact
 
-    def steps_up(self, scale: float | Fraction) -> int:
-        """`scale` in steps, rounded up to a whole number: noise never gets smaller than asked."""
-        return math.ceil(exact_positive("scale", scale) / self.step)
-
     def round_toward_zero(self, values: ArrayLike) -> NDArray[np.int64]:
         """Whole numbers of steps, none larger in size than the value it came from.
 
@@ -157,7 +153,7 @@ class NoiseScale:
     def at_least(scale: float | Fraction) -> NoiseScale:
         """Exact arithmetic, so worth remembering: a run asks for the same few scales in every round."""
         grid = Grid.for_scale(scale)
-        return NoiseScale(grid, grid.steps_up(scale))
+        return NoiseScale(grid, math.ceil(exact_positive("scale", scale) / grid.step))
 
     @property
     def exact(self) -> Fraction:

@@ -1,8 +1,7 @@
 """The run transcript: what an observer of the silos saw, value by value, bound to manifest and ledger."""
 
-from privfair.transcript.header import FloatFormat, TranscriptHeader, ValueSpec
 from privfair.transcript.reader import Ending, PartOfRun, Transcript, merged_identity
-from privfair.transcript.storage import NotedState
+from privfair.transcript.storage import FloatFormat, NotedState, TranscriptHeader, ValueSpec
 from privfair.transcript.writer import TranscriptWriter
 
 __all__ = [

@@ -17,14 +17,15 @@ import rfc8785
 from numpy.typing import NDArray
 
 from privfair.ledger import ClaimState, Ledger, Release
-from privfair.transcript.header import TranscriptHeader, decode_header, refused, release_digest
 from privfair.transcript.storage import (
     DIGEST_SIZE,
     BesideTranscript,
     Frame,
     FrameKind,
     NotedState,
+    TranscriptHeader,
     ValueKey,
+    decode_header,
     first_frame,
     following_frames,
     largest_payload,
@@ -32,6 +33,8 @@ from privfair.transcript.storage import (
     read_end,
     read_state,
     read_value_key,
+    refused,
+    release_digest,
     unpack,
 )
 

@@ -13,26 +13,24 @@ from numpy.typing import NDArray
 
 from calibrate.errors import InvalidInput, count
 from privfair.durable import lock_file, sync_folder, write_all
-from privfair.transcript.header import (
-    VERSION,
-    TranscriptHeader,
-    ValueSpec,
-    encode_header,
-    published_bytes,
-    refused,
-    release_digest,
-)
 from privfair.transcript.reader import Ending, Transcript
 from privfair.transcript.storage import (
     MAGIC,
     SEED,
+    VERSION,
     BesideTranscript,
     FrameKind,
     NotedState,
+    TranscriptHeader,
     ValueKey,
+    ValueSpec,
     encode_frame,
+    encode_header,
     end_payload,
     pack,
+    published_bytes,
+    refused,
+    release_digest,
     state_payload,
     value_payload,
 )

@@ -19,7 +19,7 @@ from calibrate.privacy_unit import EpsilonDelta
 from privfair.contribution import BoundedContribution
 from privfair.noise import UnsafeNoiseWarning
 from privfair.transcript import Transcript
-from privfair.transcript.header import TranscriptRefused
+from privfair.transcript.storage import TranscriptRefused
 from tests.privfair.ledgers import open_ledger
 from tests.privfair.small_runs import OpenGate, document_of, gate_for
 

@@ -22,7 +22,7 @@ from privfair.ledger.entries import GENESIS, Link, read_link
 from privfair.ledger.journal import AnchorFile
 from privfair.run.folder import RunFolder
 from privfair.transcript import Transcript
-from privfair.transcript.header import TranscriptRefused
+from privfair.transcript.storage import TranscriptRefused
 
 _ROOT = Path(__file__).parents[1]
 

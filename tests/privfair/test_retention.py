@@ -29,7 +29,7 @@ from privfair.noise import ExactNoise
 from privfair.run.federated import train_over
 from privfair.run.folder import RunFolder
 from privfair.transcript import Transcript
-from privfair.transcript.header import TranscriptRefused
+from privfair.transcript.storage import TranscriptRefused
 from tests.federation.sites import Sites
 from tests.privfair.ledgers import open_ledger
 from tests.privfair.small_runs import FEDSGD, GAUSSIAN, Desk

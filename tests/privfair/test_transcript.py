@@ -16,7 +16,7 @@ from calibrate.errors import InvalidInput
 from calibrate.privacy_unit import PrivacyUnit, Relation
 from privfair.ledger import Claim, Ledger, ManifestTerms
 from privfair.transcript import Ending, FloatFormat, Transcript, TranscriptHeader, TranscriptWriter, ValueSpec
-from privfair.transcript.header import TranscriptRefused, release_digest
+from privfair.transcript.storage import TranscriptRefused, release_digest
 from tests.privfair.ledgers import DATASET, open_ledger
 
 PARTIES = ("hospital a", "hospital b")

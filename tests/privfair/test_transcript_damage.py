@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from privfair.transcript import Ending, Transcript, TranscriptHeader, TranscriptWriter, ValueSpec
-from privfair.transcript.header import TranscriptRefused
+from privfair.transcript.storage import TranscriptRefused
 
 PARTIES = ("a", "b")
 SPEC = ValueSpec("weights", (5,))

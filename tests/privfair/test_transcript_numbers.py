@@ -12,8 +12,7 @@ from hypothesis.extra.numpy import arrays
 
 from privfair.noise import ExactNoise, NoiseScale
 from privfair.transcript import ValueSpec
-from privfair.transcript.header import TranscriptRefused
-from privfair.transcript.storage import most_bytes, pack, unpack
+from privfair.transcript.storage import TranscriptRefused, most_bytes, pack, unpack
 
 GRID = 30
 
