@@ -342,15 +342,8 @@ _SHARE_ABOVE = 0.06
 
 _CRIME_SOURCE = "racepctblack"
 _CRIME_NOT_FEATURES = (
-    "communityname",
-    "fold",
-    "ViolentCrimesPerPop",
-    ">0.06black",
-    "high_crime",
-    "state",
-    "county",
-    "community",
-)
+    "communityname", "fold", "ViolentCrimesPerPop", ">0.06black", "high_crime", "state", "county", "community"
+)  # fmt: skip
 _CRIME_FEATURES = 99
 
 

@@ -255,10 +255,6 @@ class Silos:
     def group_names(self) -> tuple[str, ...]:
         return self.members[0].data.group_names
 
-    @property
-    def schema_digest(self) -> str:
-        return self.members[0].data.schema_digest
-
     def pooled(self) -> Dataset:
         """All records of all silos: for measuring, for central baselines, never for a federated run."""
         return pool(tuple(silo.data for silo in self.members))
@@ -269,7 +265,7 @@ class Silos:
         The records are not hashed: a digest of private records is a publication, because whoever guesses the
         records can check the guess.
         """
-        return DataBinding.of(self.schema_digest, zip(self.names, self.sizes, strict=True))
+        return DataBinding.of(self[0].data.schema_digest, zip(self.names, self.sizes, strict=True))
 
     def require_allowed(self, promise: PrivacyUnit | NothingPromised) -> None:
         """Refuse facts read off the data that the promise does not cover."""

@@ -72,15 +72,11 @@ def require_allowed(facts: tuple[DerivedFact, ...], promise: PrivacyUnit | Nothi
     Guarantee: if this returns for a `PrivacyUnit`, none of the listed facts differs between two data sets
     that are neighbours in that unit's relation, so using them costs no budget.
     """
-    match promise:
-        case NothingPromised():
-            return
-        case PrivacyUnit():
-            for fact in facts:
-                if _forbidden(fact.kind, promise):
-                    raise UnsupportedCombination(
-                        f"{fact.kind.value} (column {fact.column!r}) read from the data, "
-                        f"with {promise.relation.value} privacy of one {promise.protected.value},",
-                        "it can differ between neighbouring data sets and no budget pays for it",
-                        _REMEDY[fact.kind],
-                    )
+    for fact in facts:
+        if isinstance(promise, PrivacyUnit) and _forbidden(fact.kind, promise):
+            raise UnsupportedCombination(
+                f"{fact.kind.value} (column {fact.column!r}) read from the data, "
+                f"with {promise.relation.value} privacy of one {promise.protected.value},",
+                "it can differ between neighbouring data sets and no budget pays for it",
+                _REMEDY[fact.kind],
+            )

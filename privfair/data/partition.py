@@ -168,12 +168,6 @@ def _ranked(dataset: Dataset, column: str) -> NDArray[Any]:
         return values
 
 
-def _sizes(records: int, silos: int) -> Integers:
-    if records < silos:
-        raise InvalidInput("silos", silos, f"exceeds the {records} records", "use fewer silos")
-    return np.array([records // silos + (k < records % silos) for k in range(silos)], dtype=np.int64)
-
-
 def _heterogeneous(attribute: NDArray[Any], silos: int, h: float, seed: int) -> Integers:
     """Algorithm 3 of SteFFLe (appendix E.2.3).
 
@@ -182,7 +176,9 @@ def _heterogeneous(attribute: NDArray[Any], silos: int, h: float, seed: int) -> 
     order, cut into K slices.
     """
     records = len(attribute)
-    sizes = _sizes(records, silos)
+    if records < silos:
+        raise InvalidInput("silos", silos, f"exceeds the {records} records", "use fewer silos")
+    sizes = np.array([records // silos + (k < records % silos) for k in range(silos)], dtype=np.int64)
     generator = stream(seed, "heterogeneous")
     shuffled = permutation(generator, records)
     by_attribute = shuffled[np.argsort(attribute[shuffled], kind="stable")]

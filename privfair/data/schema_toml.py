@@ -52,7 +52,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from calibrate.errors import InvalidInput
 from privfair.data.infer import FileLayout, Layouts
@@ -75,6 +75,8 @@ from privfair.data.schema import (
 from privfair.plan.sections import read_section, refuse_unknown
 
 Names = tuple[str | int, ...]
+Column = NumericColumn | CodedColumn
+Part = TypeVar("Part")
 
 
 @dataclass(frozen=True)
@@ -215,7 +217,7 @@ def parse_schema(text: str, file: str = "schema") -> OwnFormat:
 class SchemaParts:
     """What of a schema file could be read, and a sentence for each table that could not."""
 
-    columns: tuple[NumericColumn | CodedColumn, ...] = ()
+    columns: tuple[Column, ...] = ()
     named: tuple[str, ...] = ()
     """Every column that the file speaks of, whether its table could be read or not."""
     layouts: Layouts = field(default_factory=Layouts)
@@ -233,35 +235,32 @@ def check_schema(path: Path) -> SchemaParts:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         return SchemaParts(mistakes=tuple(whole))
-    columns: list[NumericColumn | CodedColumn] = []
+    columns: list[Column | None] = []
     named: list[str] = []
     mistakes: list[str] = []
 
-    def attempt(read: Callable[[], NumericColumn | CodedColumn]) -> bool:
+    def attempt(read: Callable[[], Part]) -> Part | None:
         try:
-            columns.append(read())
+            return read()
         except InvalidInput as error:
             mistakes.append(f"{path}: {error}")
-            return False
-        return True
+            return None
 
-    layouts = Layouts()
-    try:
-        layouts, _ = _file(document)
-    except InvalidInput as error:
-        mistakes.append(f"{path}: {error}")
+    layouts, _ = attempt(partial(_file, document)) or (Layouts(), ())
     for role in ("target", "sensitive"):
         table = document.get(role)
         if isinstance(table, Mapping):
             named += [table["column"]] if isinstance(table.get("column"), str) else []
-            attempt(partial(_role, role, table))
-    for key, read in (("numeric", _numeric), ("categorical", _categorical)):
+            columns.append(attempt(partial(_role, role, table)))
+    readers: dict[str, Callable[[str, Mapping[str, Any]], Column]] = {"numeric": _numeric, "categorical": _categorical}
+    for key, read in readers.items():
         for name, table in document[key].items() if isinstance(document.get(key), Mapping) else ():
             named.append(name)
-            if not attempt(partial(read, name, table)) and key == "numeric":
-                # its cells can be looked at nevertheless
-                columns.append(NumericColumn(name, Unscaled(), missing=_declared_missing(name, table)))
-    return SchemaParts(tuple(columns), tuple(named), layouts, tuple(mistakes or whole))
+            column = attempt(partial(read, name, table))
+            if column is None and key == "numeric":  # its cells can be looked at nevertheless
+                column = NumericColumn(name, Unscaled(), missing=_declared_missing(name, table))
+            columns.append(column)
+    return SchemaParts(tuple(filter(None, columns)), tuple(named), layouts, tuple(mistakes or whole))
 
 
 def _declared_missing(name: str, table: Mapping[str, Any]) -> Missing | None:

@@ -298,17 +298,17 @@ class Measurement:
     @property
     def majority(self) -> tuple[str, float]:
         """The most frequent class, and the accuracy of always answering it."""
-        of_class = self.confusion.of_class.sum(axis=0)
-        most = int(of_class.argmax())
-        share = float(of_class[most] / self.confusion.records) if self.confusion.records else math.nan
-        return self.confusion.class_names[most], share
+        return self._most(self.confusion.of_class.sum(axis=0))
 
     @property
     def favourite(self) -> tuple[str, float]:
         """The class that is predicted most often, and the share of the records that get it."""
-        predicted = self.confusion.answered.sum(axis=0)
-        most = int(predicted.argmax())
-        share = float(predicted[most] / self.confusion.records) if self.confusion.records else math.nan
+        return self._most(self.confusion.answered.sum(axis=0))
+
+    def _most(self, by_class: Integers) -> tuple[str, float]:
+        """The class with the most of these records, and its share of all."""
+        most = int(by_class.argmax())
+        share = float(by_class[most] / self.confusion.records) if self.confusion.records else math.nan
         return self.confusion.class_names[most], share
 
     @property

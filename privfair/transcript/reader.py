@@ -8,8 +8,8 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
+from itertools import product
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -247,13 +247,8 @@ class Transcript:
 
     def arrays(self) -> Mapping[tuple[str, str], NDArray[np.floating]]:
         """All series, by (party, name)."""
-        return MappingProxyType(
-            {
-                (party, spec.name): self.values(party, spec.name)
-                for party in self.header.parties
-                for spec in self.header.values
-            }
-        )
+        pairs = product(self.header.parties, (spec.name for spec in self.header.values))
+        return {(party, name): self.values(party, name) for party, name in pairs}
 
     def releases(self) -> tuple[Release, ...]:
         """Every value with the digest by which the ledger knows it, in the order of publication."""

@@ -97,7 +97,7 @@ def test_lists_read_off_the_data_are_refused_where_they_are_private(tmp_path: Pa
 def test_one_silo_alone_cannot_choose_the_numbering(tmp_path: Path, own: OwnFormat) -> None:
     path = _file(tmp_path, GOOD)
     assert load_own_silo(path, own).name == "north"
-    assert load_own_silo(path, own, "ward").data.schema_digest == load_own_silos([path], own).schema_digest
+    assert load_own_silo(path, own, "ward").data.schema_digest == load_own_silos([path], own)[0].data.schema_digest
     with pytest.raises(InvalidInput, match=r"'sex'.*list the values"):
         load_own_silo(path, parse_schema(SCHEMA.replace('groups = ["male", "female"]', "")))
 

@@ -92,7 +92,7 @@ def test_binding_holds_names_sizes_and_schema_only() -> None:
     silos = Silos((Silo("north", _dataset(5, 1)), Silo("south", _dataset(7, 2))))
     binding = silos.binding()
     assert [(silo.name, silo.size) for silo in binding.silos] == [("north", 5), ("south", 7)]
-    assert "sha256:" + binding.schema_digest == silos.schema_digest
+    assert "sha256:" + binding.schema_digest == silos[0].data.schema_digest
     same_sizes = Silos((Silo("north", _dataset(5, 3)), Silo("south", _dataset(7, 4))))
     assert same_sizes.binding().digest() == binding.digest()  # the contents are not in it, on purpose
     other = Silos((Silo("north", _dataset(6, 1)), Silo("south", _dataset(7, 2))))
@@ -100,7 +100,7 @@ def test_binding_holds_names_sizes_and_schema_only() -> None:
     with pytest.raises(InvalidInput, match="schema"):
         DataBinding.of("md5:abc", (("a", 1),))
     with pytest.raises(InvalidInput, match="same name"):
-        DataBinding.of(silos.schema_digest, (("a", 1), ("a", 2)))
+        DataBinding.of(silos[0].data.schema_digest, (("a", 1), ("a", 2)))
 
 
 def test_split_repeats_and_loses_nothing() -> None:
