@@ -23,20 +23,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from calibrate.manifest.draft import Issuer
-from calibrate.manifest.issue import issue
-from calibrate.manifest.keys import generate
-from privfair.api.draft import draft
 from privfair.federation import local_party
-from privfair.ledger import Ledger
 from privfair.noise import ExactNoise
-from privfair.plan.plan import Plan
 from privfair.plan.training import block_for
 from privfair.run import open_run, public
 from privfair.training import prepare, train
 from privfair.transcript import TranscriptWriter
 from tests.benchmarks.whole_run_speed import _Timed
-from tests.privfair.small_runs import trusting
+from tests.privfair.small_runs import Desk
 
 PAGE = Path(__file__).parents[2] / "docs" / "benchmarks" / "large-model.md"
 ROUNDS, RETENTION, FEW, MEASURED_EVERY = 763, 20, 22, 25
@@ -129,7 +123,7 @@ def measure(folder: Path, updates: int) -> Measured:
     plan, budget, trust, out = (folder / name for name in ("plan.toml", "budget.json", "trust.json", "run"))
     resume = out.exists()
     if not resume:
-        _sign(folder, updates)
+        Desk.at(folder, PLAN.format(updates=updates), lambda _: None).budget()
     run = prepare(plan, budget, trust)
     noise = statistics.median(_numpy_noise(run.model.size, len(run.silos)) for _ in range(5))
     parts = {name: _Timed(owner, method) for name, (owner, method) in _parts(type(run.algorithm)).items()}
@@ -141,16 +135,6 @@ def measure(folder: Path, updates: int) -> Measured:
 
     train(plan, manifest=budget, trust=trust, ledger=folder / "ledger.db", out=out, resume=resume, progress=note)
     return Measured(rounds, {name: part.seconds for name, part in parts.items()}, noise)
-
-
-def _sign(folder: Path, updates: int) -> None:
-    """The files that a run needs."""
-    plan, key = folder / "plan.toml", generate()
-    plan.write_text(PLAN.format(updates=updates), encoding="utf-8")
-    (folder / "trust.json").write_bytes(trusting(key).to_bytes())
-    file = Plan.read(plan)
-    (folder / "budget.json").write_bytes(issue(draft(file, Issuer()), key))
-    Ledger.create(folder / "ledger.db").close()
 
 
 def _parts(algorithm: type) -> dict[str, tuple[Any, str]]:

@@ -86,33 +86,11 @@ def train_rounds(folder: Path) -> Callable[[], int]:
 
 
 def _training(folder: Path, rows: int, columns: int, plan: str) -> Callable[[], int]:
-    from calibrate.manifest.draft import Issuer
-    from calibrate.manifest.issue import issue
-    from calibrate.manifest.keys import generate
-    from privfair.api.draft import draft
-    from privfair.ledger import Ledger
-    from privfair.plan.plan import Plan
-    from privfair.training import train
-    from tests.privfair.small_runs import trusting
+    from tests.privfair.small_runs import Desk
 
-    _write(folder, rows, columns)
-    (folder / "plan.toml").write_text(plan, encoding="utf-8")
-    key, file = generate(), Plan.read(folder / "plan.toml")
-    (folder / "trust.json").write_bytes(trusting(key).to_bytes())
-    (folder / "budget.json").write_bytes(issue(draft(file, Issuer()), key))
-    Ledger.create(folder / "ledger.db").close()
-
-    def work() -> int:
-        result = train(
-            folder / "plan.toml",
-            manifest=folder / "budget.json",
-            trust=folder / "trust.json",
-            ledger=folder / "ledger.db",
-            out=folder / "run",
-        )
-        return int(result.to_json()["rounds"])
-
-    return work
+    desk = Desk.at(folder, plan, lambda place: _write(place, rows, columns))
+    budget = desk.budget()
+    return lambda: int(desk.train(budget).to_json()["rounds"])
 
 
 _PARTS = {"rows": read_rows, "silos": train_silos, "rounds": train_rounds}

@@ -18,19 +18,13 @@ from typing import Any
 
 import torch
 
-from calibrate.manifest.draft import Issuer
-from calibrate.manifest.issue import issue
-from calibrate.manifest.keys import generate
 from privfair import training
-from privfair.api.draft import draft
-from privfair.ledger import Ledger
 from privfair.noise import ExactNoise
-from privfair.plan.plan import Plan
 from privfair.run.prepare import PreparedRun
 from privfair.run.public import Measuring
-from privfair.training import prepare, train
+from privfair.training import prepare
 from privfair.transcript import TranscriptWriter
-from tests.privfair.small_runs import trusting
+from tests.privfair.small_runs import Desk
 
 _PAGE = Path("docs/benchmarks/whole-run.md")
 _LIMIT = 60.0
@@ -59,19 +53,13 @@ learning-rate = 0.5
 
 def main() -> int:
     with TemporaryDirectory() as place:
-        folder = Path(place)
-        plan, budget, trust = folder / "plan.toml", folder / "budget.json", folder / "trust.json"
-        plan.write_text(_PLAN, encoding="utf-8")
-        key = generate()
-        trust.write_bytes(trusting(key).to_bytes())
-        file = Plan.read(plan)
-        budget.write_bytes(issue(draft(file, Issuer()), key))
-        Ledger.create(folder / "ledger.db").close()
-        prepared = prepare(plan, budget, trust)
+        desk = Desk.at(Path(place), _PLAN, lambda _: None)
+        budget = desk.budget()
+        prepared = prepare(desk.plan, budget, desk.trust)
         apart, together = _contributions(prepared)
         parts = {name: _Timed(owner, method) for name, (owner, method) in _parts(prepared).items()}
         wall, processor = time.perf_counter(), time.process_time()
-        result = train(plan, manifest=budget, trust=trust, ledger=folder / "ledger.db", out=folder / "run")
+        result = desk.train(budget)
         wall, processor = time.perf_counter() - wall, time.process_time() - processor
     rounds = result.to_json()["rounds"]
     text = _page(wall, processor, rounds, {name: part.seconds for name, part in parts.items()}, apart - together)

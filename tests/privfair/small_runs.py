@@ -14,7 +14,7 @@ from calibrate.budget import calibrate_plan
 from calibrate.manifest.document import BudgetDocument, DataBinding
 from calibrate.manifest.draft import BudgetSubject, Issuer, draft_document
 from calibrate.manifest.issue import issue
-from calibrate.manifest.keys import Role, SigningKey, generate, load_private
+from calibrate.manifest.keys import Role, SigningKey, generate, load_private, save
 from calibrate.manifest.mechanism import InTheClear, NoiseSource
 from calibrate.manifest.trust import TrustedKey, TrustFile
 from calibrate.manifest.verify import IntendedRun, VerifiedManifest, verify
@@ -157,11 +157,10 @@ class Desk:
     folder: Path
 
     @classmethod
-    def at(cls, folder: Path, plan: str) -> Desk:
-        from calibrate.manifest.keys import save
-
+    def at(cls, folder: Path, plan: str, write_data: Callable[[Path], None] = write_silos) -> Desk:
+        """Everything that a run needs but the budget; `write_data` writes the files that the plan names."""
         folder.mkdir(parents=True, exist_ok=True)
-        write_silos(folder)
+        write_data(folder)
         desk = cls(folder)
         desk.plan.write_text(plan, encoding="utf-8")
         key = generate()
