@@ -322,7 +322,9 @@ _LOGARITHM = Correction(
 _NEVER_SMALLER = (
     "A >= log A, and Lemma 1 turns every bound on the Rényi divergence into one on epsilon (docs/theorems/fedfdp.md)"
 )
-_CURVE = (_RATE, _ROUNDS, _DELTA, _ORDERS, _READING)
+_PRICED = (_RATE, _ROUNDS, _DELTA, _ORDERS)
+_CURVE = (*_PRICED, _READING)
+_CONVERTED = (_SIGMA_LOSS, _RATE, _DELTA, _ORDERS)
 
 _claim = partial(Theorem, citation=CITATION)
 
@@ -430,10 +432,7 @@ THEOREMS = (
         parameters=(
             _SIGMA,
             _SIGMA_LOSS,
-            _RATE,
-            _ROUNDS,
-            _DELTA,
-            _ORDERS,
+            *_PRICED,
             Parameter("divisor", Divisor.REALISED, "what the noisy sum is divided by"),
         ),
         compute=_algorithm_2,
@@ -442,14 +441,7 @@ THEOREMS = (
         id="fedfdp.section-VIII.epsilon",
         place="Section VIII-A, the setting of Tables IV and V",
         formula="q = 0.05, sigma = 2, sigma_l = 5, delta = 1e-5: eps = 3.52",
-        parameters=(
-            Parameter("epsilon", 3.52, "the promised epsilon", positive, ("eps",)),
-            _SIGMA,
-            _SIGMA_LOSS,
-            _RATE,
-            _DELTA,
-            _ORDERS,
-        ),
+        parameters=(Parameter("epsilon", 3.52, "the promised epsilon", positive, ("eps",)), _SIGMA, *_CONVERTED),
         compute=_section_viii_epsilon,
     ),
     _claim(
@@ -460,10 +452,7 @@ THEOREMS = (
             Parameter("epsilon", 2.0, "the promised epsilon", positive, ("eps",)),
             Parameter("sigmas", (1.0, 1.5, 2.0, 2.5, 3.0), "gradient multipliers", positive, ("sigma",)),
             Parameter("rounds", (6.0, 115.0, 268.0, 463.0, 708.0), "the rounds they support", positive, ("T",)),
-            _SIGMA_LOSS,
-            _RATE,
-            _DELTA,
-            _ORDERS,
+            *_CONVERTED,
         ),
         compute=_section_viii,
     ),

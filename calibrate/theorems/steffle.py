@@ -380,7 +380,10 @@ _SQUARE_ROOT = Correction(
     "the proof bounds the squared sensitivity, and the square root is left out", ("reading", LemmaReading.SQUARE_ROOT)
 )
 
+_SETTING = (_EPSILON, _DELTA, _SILO, _BATCH, _ROUNDS)
+_SHARES = (*_SETTING, _RHO, _GROUPS)
 _claim = partial(Theorem, citation=CITATION)
+_promise = partial(_claim, conditions=(_EPSILON_SMALL, _ENOUGH_ROUNDS), domain=_RELEASE_DOMAIN)
 
 THEOREMS = (
     _claim(
@@ -401,18 +404,12 @@ THEOREMS = (
         domain=_LEMMA_DOMAIN,
         correction=_SQUARE_ROOT,
     ),
-    _claim(
+    _promise(
         id="steffle.theorem-3.3",
         place="Section 3.1, Theorem 3.3; Credit Card setting of Section 5",
         formula="sigma_W^2 = 16 T ln(1/delta) / (eps^2 n^2 rho), sigma_theta^2 = L^2 D^2 sigma_W^2 => (eps, delta)",
         parameters=(
-            _EPSILON,
-            _DELTA,
-            _SILO,
-            _BATCH,
-            _ROUNDS,
-            _RHO,
-            _GROUPS,
+            *_SHARES,
             _CLASSES,
             _FREQUENCIES,
             Parameter("batch", Batch.REVEALED, "whether the observer knows the batches"),
@@ -425,61 +422,34 @@ THEOREMS = (
             Parameter("pair", Pair.USUAL, "how a secret batch is priced"),
             Parameter("radius", Radius.FROBENIUS, "what D bounds"),
         ),
-        conditions=(_EPSILON_SMALL, _ENOUGH_ROUNDS),
         compute=_theorem_33,
-        domain=_RELEASE_DOMAIN,
     ),
-    _claim(
+    _promise(
         id="steffle.theorem-C.2",
         place="Appendix C.1, Theorem C.2 (Algorithm 2); at the setting of Theorem 3.3",
         formula="sigma_x^2 = 8 T L_x^2 ln(1/delta) / (eps^2 n^2) for x = w and x = theta => (eps, delta)",
-        parameters=(
-            _EPSILON,
-            _DELTA,
-            _SILO,
-            _BATCH,
-            _ROUNDS,
-            Parameter("batch", Batch.SECRET, "whether the observer knows the batches"),
-        ),
-        conditions=(_EPSILON_SMALL, _ENOUGH_ROUNDS),
+        parameters=(*_SETTING, Parameter("batch", Batch.SECRET, "whether the observer knows the batches")),
         compute=_theorem_c2,
-        domain=_RELEASE_DOMAIN,
     ),
-    _claim(
+    _promise(
         id="steffle.section-4.central",
         place="Section 4 and Appendix F, centralised sensitive and decentralised other data",
         formula="the sensitive silo's noisy gradients are (eps, delta) by Theorem 3.3",
         parameters=(
-            _EPSILON,
-            _DELTA,
-            _SILO,
-            _BATCH,
-            _ROUNDS,
-            _RHO,
-            _GROUPS,
+            *_SHARES,
             Parameter("silos", 3, "silos without sensitive data; 1: everything in one place", _whole, ("N",)),
         ),
-        conditions=(_EPSILON_SMALL, _ENOUGH_ROUNDS),
         compute=_central,
-        domain=_RELEASE_DOMAIN,
     ),
-    _claim(
+    _promise(
         id="steffle.appendix-F.general",
         place="Appendix F, the general case",
         formula="noise scaled to the realised batch of a sensitive silo preserves (eps, delta)",
         parameters=(
-            _EPSILON,
-            _DELTA,
-            _SILO,
-            _BATCH,
-            _ROUNDS,
-            _RHO,
-            _GROUPS,
+            *_SHARES,
             Parameter("noise", HybridNoise.SCALED, "how the noise is scaled"),
             Parameter("realised", 1, "records of a sensitive silo that a round asks for", _whole, ("b",)),
         ),
-        conditions=(_EPSILON_SMALL, _ENOUGH_ROUNDS),
         compute=_appendix_f,
-        domain=_RELEASE_DOMAIN,
     ),
 )
