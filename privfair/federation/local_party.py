@@ -208,10 +208,6 @@ class StepGate:
             self._receipt = self._gate.finish()
         return self._receipt
 
-    def close(self) -> None:
-        """Let go of the transcript without ending the run, so that it can be resumed."""
-        self._gate.close()
-
 
 @final
 class StateReader(Generic[State]):

@@ -44,7 +44,7 @@ from privfair.plan.training import block_for
 from privfair.run.folder import RunFolder
 from privfair.run.open_run import OpenRun
 from privfair.run.public import RunPromise, promise_of
-from privfair.run.record import RunRecord, Status, batches_on_file
+from privfair.run.record import RunRecord, Status
 from privfair.run.signed_budget import BudgetSource, envelope_of
 from privfair.training import TrustInForce
 from privfair.transcript import Transcript, ValueSpec
@@ -346,8 +346,7 @@ def _open(run: BudgetedRun, stack: ExitStack) -> _Loop:
     folder = RunFolder(path) if going_on else RunFolder.create(path, resume=run._resume)
     stack.enter_context(folder.locked())
     manifest, party = run._manifest, run.party
-    sampling, rounds = run._sampling, run.document.rounds
-    record = RunRecord.begun(manifest.authentic, rounds, sampling, batches_on_file(sampling), ledger=ledger.identity)
+    record = RunRecord.begun(manifest.authentic, run.document.rounds, run._sampling, ledger=ledger.identity)
     spending = stack.enter_context(OpenRun(manifest, ledger, folder, trust=run._trust))
     if going_on:
         record.require_same_run(folder)

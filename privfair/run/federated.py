@@ -53,7 +53,7 @@ class FederatedRun(RunObserver):
         ledgers = {name: greeting.ledger for name, greeting in greetings.items()}
         where = {"engine": engine, "ledgers": ledgers, "transcripts": {}}
         scheme = schemes[0] if len(schemes) == 1 else None
-        self._record = RunRecord.begun(signed.manifest, self._updates, scheme, recorded=False, **where)
+        self._record = RunRecord.begun(signed.manifest, self._updates, scheme, **where)
 
     def train(self) -> RunRecord:
         """Begin, or go on where this folder's run stopped; the document of run.json."""

@@ -38,7 +38,7 @@ from privfair.plan.training import TrainingPlan, training_plan
 from privfair.run.folder import RunFolder, json_file, save_model
 from privfair.run.metrics import HeldOutRecords
 from privfair.run.public import PublicRun, RunPromise, promise_of, read_signed_plan
-from privfair.run.record import RunRecord, batches_on_file
+from privfair.run.record import RunRecord
 
 
 def facts_covered(document: BudgetDocument) -> PrivacyUnit | NothingToCover:
@@ -152,8 +152,7 @@ class PreparedRun(Run):
 
     def record(self, ledger: str, **more: object) -> RunRecord:
         """run.json before anything is claimed; `more` are the fields that not every run has."""
-        recorded, authentic = batches_on_file(self.sampling), self.manifest.authentic
-        return RunRecord.begun(authentic, self.updates, self.sampling, recorded, ledger=ledger, **more)
+        return RunRecord.begun(self.manifest.authentic, self.updates, self.sampling, ledger=ledger, **more)
 
     def files(self) -> dict[str, bytes]:
         """What a run folder keeps of it from the beginning, by file name."""

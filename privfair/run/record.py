@@ -120,11 +120,13 @@ class RunRecord(_Part):
     """What training did not reach."""
 
     @classmethod
-    def begun(
-        cls, manifest: AuthenticManifest, planned_steps: int, sampling: Sampling | None, recorded: bool, **where: object
-    ) -> Self:
-        """The record of a run that has spent nothing; `where` are the fields that not every run has."""
+    def begun(cls, manifest: AuthenticManifest, planned_steps: int, sampling: Sampling | None, **where: object) -> Self:
+        """The record of a run that has spent nothing; `where` are the fields that not every run has.
+
+        Batches that count as known are on file where one process draws them; a coordinator has none.
+        """
         document = manifest.document
+        recorded = sampling is not None and sampling.batch is Batch.REVEALED and "engine" not in where
         signers = tuple(Signer(role=one.role.value, key_id=one.key_id) for one in manifest.signatures)
         return cls.model_validate(
             {
@@ -223,11 +225,6 @@ class PartiesReceipts(_Part):
 
     engine: str
     parties: Mapping[str, Receipts]
-
-
-def batches_on_file(sampling: Sampling | None) -> bool:
-    """Whether the batches of a run in one process count as known, so that it records them."""
-    return sampling is not None and sampling.batch is Batch.REVEALED
 
 
 @cache

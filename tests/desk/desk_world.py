@@ -90,7 +90,7 @@ def _write_run(path: Path, envelope: bytes, number: int, trust: TrustFile) -> No
     path.mkdir()
     group = {"n": 50, "accuracy": 0.8, "positive_rate": 0.3}
     overall = {"accuracy": 0.8 + number / 100, "demographic_parity": 0.1, "groups": {ATTACK: group, "b": group}}
-    begun = RunRecord.begun(authenticate(envelope, trust), 3, None, recorded=False, ledger=ATTACK, remarks=(ATTACK,))
+    begun = RunRecord.begun(authenticate(envelope, trust), 3, None, ledger=ATTACK, remarks=(ATTACK,))
     rounds = {"steps": 3, "charged": 3, "sessions": 1}
     (path / "budget.json").write_bytes(envelope)
     begun.reached(Status.FINISHED, rounds, metrics={"overall": overall}).write(RunFolder(path))

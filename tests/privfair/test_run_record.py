@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from privfair.integrations.desk.runs import open_runs
 
 from calibrate.errors import PrivfairError, Refused
 from privfair.federation.gather import gather_run
+from privfair.integrations.desk.papers import open_runs
 from privfair.integrations.mlflow import log_run
 from privfair.run.record import Receipts, RunRecord
 from tests.privfair.small_runs import GAUSSIAN, Desk
