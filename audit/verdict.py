@@ -189,6 +189,7 @@ def _power(checks: Checks, attacks: Attacks) -> AuditPower | None:
         silent = {0.0: 1 - max((attack.power for attack in attacks), default=0.0)}
         for layer in layers:
             for point in layer.curve:
+                # Independent noise: the chances of silence multiply.
                 silent[point.share] = silent.get(point.share, 1.0) * (1 - point.power)
         curve = tuple(PowerPoint(share=share, power=1 - left) for share, left in sorted(silent.items()))
         noise = NoisePower(noticed=max(layer.noticed for layer in layers), curve=curve)

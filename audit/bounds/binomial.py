@@ -51,4 +51,5 @@ def usual_range(trials: int, least_rate: float, most_rate: float, cut: float) ->
 
 def _reach(trials: int, rate: float, cut: float) -> float:
     """The t with t^2 / (2 (n p (1 - p) + t / 3)) = cut."""
+    # The positive root of t^2 - 2 cut t / 3 - 2 cut n p (1 - p) = 0.
     return cut / 3 + math.sqrt(cut**2 / 9 + 2 * cut * trials * rate * (1 - rate))

@@ -136,6 +136,7 @@ class _Path:
     def _log_wealths(self, leads: tuple[float, ...], epsilon: float, forgiven: int) -> Floats:
         """With `forgiven` right guesses counted as wrong; a prefix with fewer right ones comes out below 0."""
         bets = [log_odds(epsilon, lead, self.choices) for lead in leads]
+        # log wealth of lead l after r right and w wrong guesses: r gain(l) + w loss(l); leads have equal shares.
         gain, loss = (np.array(column) for column in zip(*bets, strict=True))
         each = (self.right - forgiven)[:, None] * gain + (self.wrong + forgiven)[:, None] * loss
         return np.asarray(np.logaddexp.reduce(each, axis=1) - math.log(len(leads)))

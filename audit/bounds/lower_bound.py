@@ -231,6 +231,7 @@ def refuted_up_to(refutes: Callable[[float], bool]) -> float:
     if not refutes(0.0):
         return 0.0
     low, high = 0.0, 1.0
+    # Double the step until one end is refuted and the other is not, then halve between them.
     while refutes(high):
         low, high = high, 2 * high
         if high > _MOST:
@@ -252,6 +253,7 @@ def smallest_level(refutes_at: Callable[[float], bool]) -> float:
     if not refutes_at(1 - 1e-9):
         return 1.0
     low, high = -_FIRST_LOG_STEP, 0.0
+    # The same in the logarithm of the level, downwards.
     while refutes_at(math.exp(low)):
         low, high = 2 * low, low
         if low < _LEAST_LOG_LEVEL:

@@ -118,6 +118,7 @@ def _price_far_out(counts: GuessCounts, wrong: float) -> float:
 
     Each mass is at most `step` times the one before, so tail / mass <= 1 / (1 - step).
     """
+    # P[W = v + 1] / P[W = v] = (r - v) / (v + 1) * q / (1 - q).
     step = (counts.guesses - counts.correct) / (counts.correct + 1) * (1 - wrong) / wrong
     return 1 / (counts.correct * (1 - step)) if step < 1 else math.inf
 
@@ -156,6 +157,7 @@ def not_allowed(counts: GuessCounts, claim: TradeOff, tau: float) -> bool:
         needed = sides * least(right)
         if needed <= wrong:
             return False  # Nothing moves now, so nothing moves further down.
+        # Mass p at i right guesses adds p (guesses - i) / coins to `wrong` and p i / coins to `right`.
         right += i / (guesses - i) * (needed - wrong)
         wrong = needed
         if right + wrong > total:

@@ -208,6 +208,7 @@ def _most_negatives(counts: ErrorCounts) -> NDArray[np.int64]:
     n0, n1 = counts.runs_without, counts.runs_with
     shares = ndtri((np.arange(n0 + 1) + 0.5) / (n0 + 1))
     observed = -shares[counts.false_positives] - ndtri((counts.false_negatives + 0.5) / (n1 + 1))
+    # T >= observed solved for FN: FN <= (n1 + 1) Phi(-(observed + Phi^-1 share)) - 1/2.
     reached = np.floor((n1 + 1) * ndtr(-(observed + shares)) - 0.5 + _TIE)
     return np.asarray(np.clip(reached, -1, n1), dtype=np.int64)
 

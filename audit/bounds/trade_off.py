@@ -186,6 +186,7 @@ def _upper_envelope(promises: tuple[EpsilonDeltaCurve, ...]) -> tuple[tuple[_Lin
     lines = [_Line(0.0, 0.0, 0.0)]
     for promise in promises:
         ratio = math.exp(promise.epsilon)
+        # The two lines of f(p): (p - delta) / e^eps, and 1 - delta - e^eps (1 - p).
         lines += [_Line(1 / ratio, promise.delta, 0.0), _Line(ratio, 1.0, 1 - promise.delta)]
     pieces: list[_Line] = []
     starts: list[float] = []

@@ -295,6 +295,7 @@ class Ascent:
             probe = torch.zeros_like(found[leaf])
             probe.view(-1)[place] = _PROBE * free[leaf].scale
             ends = [self.subject.distance(self._shift(pair, {leaf: sign * probe}), self.norm) for sign in (1.0, -1.0)]
+            # Central difference: (f(x + h) - f(x - h)) / 2h, h in units of the space.
             slope = (ends[0] - ends[1]) / (2 * _PROBE * free[leaf].scale)
             found[leaf].view(-1)[place] = slope if math.isfinite(slope) else 0.0
         return found, 2 * len(chosen)

@@ -212,6 +212,7 @@ def _lowest_bits(values: Floats) -> Floats:
     bits = np.ascontiguousarray(values).view(np.int64)
     exponent, fraction = (bits >> 52) & 0x7FF, bits & ((1 << 52) - 1)
     mantissa = np.where(exponent == 0, fraction, fraction | (1 << 52))
+    # m & -m is the lowest set bit of m; a float is mantissa * 2^(exponent - 1075).
     lowest = np.log2(np.maximum(mantissa & -mantissa, 1).astype(np.float64))
     found = lowest + np.maximum(exponent, 1) - 1075
     return np.where(np.isfinite(values) & (values != 0), found, np.nan)
@@ -390,6 +391,7 @@ def _smooth(shares: Floats) -> Floats:
 
 def _promises(hits: Floats, misses: Floats, delta: float, runs: int, failure: float) -> Floats:
     """About the epsilon that the box would refute at such frequencies: Bernstein's ends for both rates."""
+    # About as in Bernstein: a share -+ sqrt(2 p (1 - p) reach), and a rest of the order of reach.
     reach = math.log(2 / failure) / runs
     lower = hits - np.sqrt(np.maximum(2 * hits * (1 - hits) * reach, 0.0)) - reach / 3
     upper = misses + np.sqrt(np.maximum(2 * misses * (1 - misses) * reach, 0.0)) + reach

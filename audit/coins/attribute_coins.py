@@ -202,6 +202,7 @@ def log_odds(matrix: sparse.csr_matrix, observed: Scores, deviation: float) -> S
     """
     spread = (matrix @ matrix.T).toarray() / 4
     spread[np.diag_indices_from(spread)] += deviation**2
+    # Posterior mean of b - 1/2 under the prior: M^T (M M^T / 4 + s^2)^-1 y / 4.
     mean = matrix.T @ cho_solve(cho_factor(spread), observed) / 4
     interference = np.asarray(matrix.power(2).sum(axis=1)).ravel() / 4 + deviation**2
     precision = np.asarray(matrix.power(2).T @ (1 / interference)).ravel()
@@ -210,6 +211,7 @@ def log_odds(matrix: sparse.csr_matrix, observed: Scores, deviation: float) -> S
 
 def fitted_deviation(matrix: sparse.csr_matrix, observed: Scores, signed: float) -> float:
     """The noise level that explains the messages best: below the signed one if noise is missing."""
+    # E |y|^2 = sum of weights^2 / 4 (coins) + rows s^2 (noise), solved for s.
     signal = float(np.asarray(matrix.power(2).sum()).item()) / 4
     left = float(np.square(observed).sum()) - signal
     return float(np.sqrt(np.clip(left / len(observed), (signed / 1000) ** 2, signed**2)))

@@ -121,6 +121,7 @@ class CanarySignals:
 def _look(one: Floats, zero: Floats, interference: Interference) -> tuple[Floats, Floats]:
     """The best linear look at side 1 against side 0, for each canary; and what each side shows there."""
     look = interference.weighted(one - zero)
+    # Scaled so that the noise along the look has variance one: |S^-1/2 d|.
     strength = np.sqrt(np.maximum((look * (one - zero)).sum(axis=1), _SMALLEST))
     look /= strength[:, None]
     return look, np.stack(((look * zero).sum(axis=1), (look * one).sum(axis=1)))

@@ -65,6 +65,7 @@ def quiet_directions(units: Floats, number: int, seed: int) -> Floats:
     random = np.random.default_rng(seed)
     drawn = random.normal(size=(min(number, size // 4), size))
     loud, _ = np.linalg.qr(units[: size // 2].T)
+    # Orthogonal to the sampled units, then to one another.
     drawn -= (drawn @ loud) @ loud.T
     rows, _ = np.linalg.qr(drawn.T)
     return np.ascontiguousarray(rows.T)
@@ -80,6 +81,7 @@ class Interference:
     @classmethod
     def of(cls, units: Floats, population: int, rate: float) -> Interference:
         """From a sample of units, of a population that takes part with `rate` each."""
+        # A sum over Poisson batches has covariance population * rate (1 - rate) * E[u u^T].
         share = np.sqrt(rate * (1 - rate) * population / max(1, len(units)))
         return cls(units * share)
 
@@ -204,6 +206,7 @@ class Decoder:
 
         The sum in the logarithm is S of docs/theorems/random-allocation.md, equation 1: no decoder is better.
         """
+        # log N(v; level) - log N(v; 0) = (v^2 - (v - level)^2) / (2 s^2).
         moved = np.square(values) - np.square(values - level)
         gain = (moved / (2 * np.square(self.deviation))).sum(axis=-1)
         epochs = [gain[:, start : start + self.epoch] for start in range(0, gain.shape[1], self.epoch)]

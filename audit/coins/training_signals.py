@@ -123,6 +123,7 @@ def _without_loud(own: Floats, crowd: Floats) -> Floats:
     """own (C + ridge)^-1 ridge, with C the second moments of the crowd's gradients, each of length 1 at most."""
     longest = np.maximum(1.0, np.linalg.norm(crowd, axis=1, keepdims=True))
     unit = crowd / longest
+    # Woodbury: the inverse of a matrix as large as the crowd, not as the model.
     small = unit @ unit.T + _RIDGE * len(unit) * np.eye(len(unit))
     return np.asarray(own - np.linalg.solve(small, unit @ own.T).T @ unit)
 
@@ -245,6 +246,7 @@ def _log_ratios(signals: Floats, lessons: Floats, coins: Booleans) -> Floats:
     weights = 1 / (1 / inside[both] + 1 / outside[both])
     usual = float((gaps * weights).sum() / max(weights.sum(), _TINY)) if both.any() else 0.0
     # The canary's own middle, given the usual gap: each lesson is moved to the middle between in and out.
+    # In expectation a lesson is middle + gap / 2 with the canary and middle - gap / 2 without it.
     middles = (sums_in - inside * usual / 2 + sums_out + outside * usual / 2) / len(lessons)
     gap = np.full(lessons.shape[1], usual)
     weight = weights / (weights + _PRIOR)

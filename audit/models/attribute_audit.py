@@ -98,6 +98,7 @@ def _stakes(values: Floats, alpha: float) -> Floats:
     running = (0.5 + np.cumsum(values)) / (places + 1)
     variance = (0.25 + np.cumsum((values - running) ** 2)) / (places + 1)
     before = np.concatenate([[0.25], variance[:-1]])
+    # sqrt(2 log(2 / alpha) / (n variance)), with the variance of earlier values alone.
     return np.sqrt(2 * math.log(2 / alpha) / (count * before))
 
 

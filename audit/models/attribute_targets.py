@@ -98,6 +98,7 @@ class ModuleWeights:
             y = torch.from_numpy(np.asarray(labels[place * _CHUNK : place * _CHUNK + len(scores)]))
             loss = functional.cross_entropy(scores, y, reduction="none")[:, None]
             off = functional.softmax(scores, dim=1) - functional.one_hot(y, scores.shape[1])
+            # |off x (fed, 1)| = |off| sqrt(|fed|^2 + 1).
             norm = off.norm(dim=1, keepdim=True) * (1 + fed.square().sum(dim=1, keepdim=True)).sqrt()
             parts.append(torch.cat([fed, scores, loss, norm], dim=1))
         return torch.cat(parts).numpy()

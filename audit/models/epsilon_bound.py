@@ -147,6 +147,7 @@ class BoundTerms:
         """What a manifest's curve says about turning over one coin, point by point."""
         if not self.replacing:
             return curve
+        # Two steps of a promise: (2 eps, (1 + e^eps) delta).
         points = ((2 * one.epsilon, (1 + math.exp(one.epsilon)) * one.delta) for one in curve.points())
         return bounds.ProfileCurve.of(
             tuple((epsilon, delta) for epsilon, delta in points if delta < 1) or ((0.0, 1.0),)

@@ -166,6 +166,7 @@ def learn_rule(shadow: Floats, included: Booleans) -> tuple[Floats, Floats]:
     ]
     left = shadow - np.where(included, means[0], means[1])
     pooled = float((left**2).mean())
+    # Four imaginary models pull each record toward the variance of all.
     variance = (4 * pooled + (left**2).sum(axis=0)) / (4 + len(shadow))
     return (means[0] + means[1]) / 2, (means[0] - means[1]) / np.maximum(np.sqrt(variance), _TINY)
 

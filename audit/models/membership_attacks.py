@@ -132,6 +132,7 @@ class Rmia:
         inside = (probability * signals.included).sum(axis=0) / np.maximum(numbers_in, 1)
         outside = (probability * ~signals.included).sum(axis=0) / np.maximum(numbers_out, 1)
         corrected = ((1 + self.offline_weight) * outside + 1 - self.offline_weight) / 2
+        # p(x) is the mean of models with and without x; where one kind is missing, the other alone.
         mean = np.where(numbers_in == 0, corrected, np.where(numbers_out == 0, inside, (inside + outside) / 2))
         return np.asarray(log_probability(signals.target) - np.log(np.maximum(mean, np.finfo(np.float64).tiny)))
 

@@ -117,6 +117,7 @@ def _p_value(auc: float, scores: Floats, members: int) -> float:
     ranks = rankdata(scores)
     total = len(scores)
     others = total - members
+    # Var[rank sum] = m k / (N - 1) Var[ranks]; the area is the rank sum over m k, up to a constant.
     variance = ranks.var() * total / (total - 1) / (members * others) ** 2 * (members * others / total)
     return 1.0 if variance == 0 else float(ndtr(-(auc - 0.5) / math.sqrt(variance)))
 

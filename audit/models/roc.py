@@ -52,6 +52,7 @@ def area(members: ArrayLike, nonmembers: ArrayLike, confidence: float = CONFIDEN
     value = area_value(inside, outside)
     least = min(len(inside), len(outside))
     quantile = float(ndtri(1 - allowed_failure(confidence) / 2)) ** 2 / least
+    # Wilson: the values a with (value - a)^2 <= z^2 a (1 - a) / least.
     centre = (value + quantile / 2) / (1 + quantile)
     width = math.sqrt(quantile * value * (1 - value) + quantile**2 / 4) / (1 + quantile)
     return Interval(value=value, lower=max(0.0, min(value, centre - width)), upper=min(1.0, max(value, centre + width)))

@@ -31,6 +31,7 @@ def random_halves(models: int, records: int, seed: int) -> Booleans:
     count("shadow models", models, least=2)
     count("records", records, least=2)
     random = np.random.default_rng((seed, 0x5AD0))
+    # Each column is a random order of the models; the first half of them gets the record.
     places = random.random((models, records)).argsort(axis=0)
     half = models // 2 + (random.integers(0, 2, records) if models % 2 else np.zeros(records, dtype=np.int64))
     included = places < half

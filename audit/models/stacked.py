@@ -235,6 +235,7 @@ def _forward(layers: list[Tensor], x: Tensor) -> list[Tensor]:
 def _gradients(layers: list[Tensor], x: Tensor, y: Tensor, weights: Tensor) -> list[Tensor]:
     """Of the weighted mean cross-entropy of each model's batch; a batch of padding alone gives zero."""
     values = _forward(layers, x)
+    # d loss / d scores = probability - truth, weighed; then back through each layer.
     delta = values[-1].softmax(dim=2)
     delta.scatter_add_(2, y[:, :, None], torch.full((*y.shape, 1), -1.0))
     delta.mul_((weights / weights.sum(dim=1, keepdim=True).clamp_min(1.0))[:, :, None])

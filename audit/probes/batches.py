@@ -344,6 +344,7 @@ def _cut_from_an_order(units: int, places: int, batches: Batches, level: float) 
 
 def _log_chance_of_sizes(sizes: tuple[int, ...]) -> float:
     """Of so many units in the batches of an epoch, in any order, where each unit chooses its batch uniformly."""
+    # n! / (prod n_i!) / k^n for these sizes in this order, times the number of their orders.
     arranged = math.lgamma(len(sizes) + 1) - sum(math.lgamma(sizes.count(size) + 1) for size in set(sizes))
     placed = math.lgamma(sum(sizes) + 1) - sum(math.lgamma(size + 1) for size in sizes)
     return arranged + placed - sum(sizes) * math.log(len(sizes))
@@ -394,6 +395,7 @@ def _so_uneven(units: int, rate: float, sizes: NDArray[np.int64], dispersion: fl
     squares = np.square(usual - units * rate) / (units * rate * (1 - rate))
     slopes = np.concatenate((-_SLOPES, _SLOPES[_SLOPES < _STEEPEST]))[:, np.newaxis]
     moments = logsumexp(law.logpmf(usual) + slopes * squares, axis=1)
+    # Chernoff: P[sum >= d], or <= d where slopes are negative, is at most min over slopes of exp(n log E exp(slope x) - slope d).
     smallest = float(np.min(rounds * moments - slopes[:, 0] * dispersion))
     return beyond + 2 * math.exp(min(0.0, smallest))
 
@@ -477,6 +479,7 @@ def _chance_of_sharing(
     """
     size, rate = np.maximum(one, 1.0), two / units
     share = both / size
+    # KL(share, rate) of two coins; `kl_div` is x log(x / y) - x + y, whose rests cancel in the sum.
     bits = np.where(one > 0, kl_div(share, rate) + kl_div(1 - share, 1 - rate), 0.0)  # an empty batch tells nothing
     return np.asarray(np.minimum(1.0, 2 * np.exp(-one * bits)))
 

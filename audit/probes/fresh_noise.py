@@ -224,6 +224,7 @@ def _of_published(table: Floats, rounds: Integers, silos: Integers) -> dict[str,
     squares, found = np.square(table), {}
     sums = squares.sum(axis=1)
     cells = {"message": (np.arange(messages), sums[:, np.newaxis], np.full(messages, size))}
+    # One number for each pair of a round and a silo.
     turns = rounds * (int(silos.max()) + 1) + silos
     for what, labels in (("round", rounds), ("silo", silos), ("turn of a round and silo", turns)):
         numbers, which = np.unique(labels, return_inverse=True)
@@ -285,6 +286,7 @@ def _directions(table: Floats) -> float:
 def _shape_of(values: Floats) -> float:
     """How likely a distance so large from the normal law is, at most (Dvoretzky, Kiefer, Wolfowitz, Massart)."""
     expected, steps = stats.norm.cdf(np.sort(values)), np.arange(values.size + 1) / values.size
+    # The empirical law jumps at each value, so that both of its sides are compared.
     distance = max(float((steps[1:] - expected).max()), float((expected - steps[:-1]).max()))
     return min(1.0, 2 * math.exp(-2 * values.size * distance**2))
 

@@ -90,6 +90,7 @@ def _unseen_direction(setting: ProbeSetting, theta: Tensor, at: Tensor) -> Tenso
     slopes = torch.stack([torch.autograd.grad(score, leaf, retain_graph=True)[0] for score in scores])
     start = torch.ones_like(flat)
     start[::2] = -1.0
+    # The part of `start` in the null space of the slopes: start - S^+ S start.
     rest = start - torch.linalg.pinv(slopes) @ (slopes @ start)
     length = torch.linalg.vector_norm(rest)
     direction = rest / length if float(length) > 1e-9 else torch.zeros_like(rest)

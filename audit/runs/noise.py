@@ -290,6 +290,7 @@ def _repetition(group: tuple[Residuals, ...], level: float) -> Check:
     stride = max(1, math.ceil(rounds * window * len(group) ** 2 * entries / _MOST_PRODUCTS))
     table = np.stack([one.rows[:, ::stride] for one in group])
     sums: dict[tuple[int, int, int, int], tuple[float, float]] = {}
+    # Bonferroni over all pairs and all sums, and over the two kinds (hence p_value below is doubled).
     largest, pair, pairs = 0.0, "", 0
     for start in range(0, rounds, window):
         for first, second, block, squares in _blocks(table[:, start : start + window]):
@@ -337,6 +338,7 @@ def _along(block: Floats, squares: Floats, same: bool) -> Iterator[tuple[int, in
         if not same:
             yield distance, 0, float(products.sum()), float(given.sum())
             continue
+        # Products at a distance share a message with the next one of their chain, so every second stretch is apart.
         odd = (np.arange(len(products)) // distance) % 2
         for part in (0, 1):
             yield distance, part, float(products[odd == part].sum()), float(given[odd == part].sum())
@@ -445,6 +447,7 @@ def _judge_floor(name: str, total: float, freedom: float, spread: float, level: 
     if p_value < level:
         return passed_if(Layer.NOISE, name, False, f"noise is missing: {text}")
     # What would have been left of the squares, had the signed noise been smaller; the mean adds its own noise.
+    # With noise f sigma the sum falls by (1 - f^2) spread; solved for the f at which it meets the limit.
     share = math.sqrt(max(0.0, 1 - (total - float(stats.chi2.ppf(level, freedom))) / spread))
     if share >= _NOTICED:
         noticed = math.floor(100 * share) / 100

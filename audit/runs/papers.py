@@ -353,6 +353,7 @@ def _noise(evidence: LoopEvidence) -> Iterator[Check]:
 
 def _floor(name: str, rows: Floats, alpha: float) -> Check:
     """The two references that an observer has before each round: nothing, and the mean of the rounds before."""
+    # Both references are known before the round, so that each square is at least central chi-squared.
     before = np.cumsum(rows, axis=0)[:-1] / np.arange(1, len(rows))[:, None]
     squares = [float((rows**2).sum()), float(((rows[1:] - before) ** 2).sum())]
     numbers = [rows.size, rows[1:].size]

@@ -195,6 +195,7 @@ def publish_repeatedly(run: Run, auditor: AuditorsManifest, messages: int, most_
     found = {one.name: GateNoise() for one in noisy if one.name in shapes}
     if not found or not messages:
         return found
+    # Rounded up: every value gets its share of the messages.
     each = -(-messages // len(found))
     wanted = min(each, _THROUGH_THE_GATE, max(1, most_values // max(1, numbers)))
     in_one_claim = len(run.document.data.silos) * min(one.publications for one in noisy if one.name in found)
