@@ -395,7 +395,7 @@ def _so_uneven(units: int, rate: float, sizes: NDArray[np.int64], dispersion: fl
     squares = np.square(usual - units * rate) / (units * rate * (1 - rate))
     slopes = np.concatenate((-_SLOPES, _SLOPES[_SLOPES < _STEEPEST]))[:, np.newaxis]
     moments = logsumexp(law.logpmf(usual) + slopes * squares, axis=1)
-    # Chernoff: P[sum >= d], or <= d where slopes are negative, is at most min over slopes of exp(n log E exp(slope x) - slope d).
+    # Chernoff: min over slopes of exp(n log E exp(slope x) - slope d); negative slopes bound the lower tail.
     smallest = float(np.min(rounds * moments - slopes[:, 0] * dispersion))
     return beyond + 2 * math.exp(min(0.0, smallest))
 
