@@ -215,10 +215,13 @@ def _require_files_here(plan: TrainingPlan) -> None:
 
 def rows_only(silo: SiloTensors, rows: Tensor) -> SiloTensors:
     """The silo with these of its rows, in this order; it has the users that own one."""
-    names = ("x", "y", "s", "unit_of_row", "client_of_row", "record_numbers")
-    columns: dict[str, Tensor | None] = {name: getattr(silo, name) for name in names}
-    kept: dict[str, Any] = {name: None if each is None else each[rows] for name, each in columns.items()}
-    return replace(silo, users=0, **kept)
+
+    def of(column: Tensor | None) -> Tensor | None:
+        return None if column is None else column[rows]
+
+    owners, clients, numbers = of(silo.unit_of_row), of(silo.client_of_row), of(silo.record_numbers)
+    kept = replace(silo, x=silo.x[rows], y=silo.y[rows], s=silo.s[rows], users=0, unit_of_row=owners)
+    return replace(kept, client_of_row=clients, record_numbers=numbers)
 
 
 # Batches of sensitive silos, which draw nothing: are they what the holders of the records drew?
