@@ -111,7 +111,6 @@ def _one_line(text: str) -> str:
 
 PREDICATE_TYPE = "urn:privfair:audit:v1"
 MODEL_SUBJECT = "model"
-MANIFEST_SUBJECT = "manifest"
 _SEAL = object()
 
 

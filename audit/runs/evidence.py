@@ -219,9 +219,8 @@ def rows_only(silo: SiloTensors, rows: Tensor) -> SiloTensors:
     def of(column: Tensor | None) -> Tensor | None:
         return None if column is None else column[rows]
 
-    owners, clients, numbers = of(silo.unit_of_row), of(silo.client_of_row), of(silo.record_numbers)
-    kept = replace(silo, x=silo.x[rows], y=silo.y[rows], s=silo.s[rows], users=0, unit_of_row=owners)
-    return replace(kept, client_of_row=clients, record_numbers=numbers)
+    kept = replace(silo, x=silo.x[rows], y=silo.y[rows], s=silo.s[rows], users=0, unit_of_row=of(silo.unit_of_row))
+    return replace(kept, client_of_row=of(silo.client_of_row), record_numbers=of(silo.record_numbers))
 
 
 # Batches of sensitive silos, which draw nothing: are they what the holders of the records drew?
