@@ -58,12 +58,9 @@ _SECTIONS = {
 """By section of the help screen each command: the module that has it, and what it is for."""
 
 _FORMER = {
-    "card": "report",
     "choose": "start",
     "federation": "services",
-    "frontier": "report",
     "manifest": "budget",
-    "registry": "report",
     "request": "budget",
     "sensitivity": "audit_sensitivity",
     "sign": "budget",

@@ -15,23 +15,23 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemaini
 from rich.progress import Progress as Bar
 
 from calibrate.epsilon_so_far import EpsilonSoFar
+from privfair.cli.config import anchor_for, configured_trust, needed_trust, root_for, user_config
 from privfair.cli.keys import read_trust_file
 from privfair.cli.options import (
     FILE,
     FOLDER,
-    anchor_option,
+    Renamed,
     asked,
     budget_option,
-    folder_trust_options,
-    required_trust_options,
     resume_option,
+    root_option,
     steps_option,
     threshold_options,
 )
 from privfair.cli.output import number_text, print_json, print_wrapped, progress_bar, table_lines
 from privfair.durable import read_named, write_named
 from privfair.fairness.measurement import Measured
-from privfair.plan.plan import ThresholdRule
+from privfair.plan.plan import AS_IT_IS, Plan, ThresholdRule
 from privfair.run.folder_trust import FolderTrust
 from privfair.run.prediction import predict
 from privfair.run.public import Progress, promise_of, read_signed_plan
@@ -111,25 +111,23 @@ A manifest is used once. An interrupted run goes on with --resume.
 @click.command("train", epilog=_TRAIN_EXAMPLE, short_help="train under a signed budget")
 @click.argument("plan", type=FILE)
 @budget_option
-@required_trust_options
+@needed_trust
+@click.option("--ledger", metavar="LEDGER", help="Ledger to charge [default: config]; not with --sites.")
+@click.option("--anchor", type=FILE, hidden=True, help="Anchor file, if not the configured one.")
+@root_option
 @click.option(
-    "--ledger",
-    metavar="LEDGER",
-    help="Ledger to charge: the file or postgresql+psycopg:// URL of `privfair ledger init`; not with --guards.",
-)
-@anchor_option
-@click.option(
-    "--guards",
-    "guards_path",
+    *("--sites", "--guards", "guards_path"),
+    cls=Renamed,
     type=FILE,
-    help="Coordinate the guards of this TOML file, which hold data and ledgers, instead of reading any record.",
+    help="Coordinate the sites of this TOML file, whose guards hold data and ledgers, instead of reading any record.",
 )
 @click.option(
     "--test-file",
     "test_files",
     type=FILE,
     multiple=True,
-    help="With --guards: a file of public records to measure the model on; may be given several times.",
+    hidden=True,
+    help="With --sites: a file of public records to measure the model on; may be given several times.",
 )
 @steps_option
 @click.option("--out", type=FOLDER, required=True, help="Folder for the run.")
@@ -156,21 +154,22 @@ def train_command(
     The manifest must be signed for this very plan file and for data of this shape; each round is charged in the
     ledger before noise is drawn for it. Exit code 3: signature, trust, plan, data or ledger was refused.
 
-    With --guards the silos' records, ledgers and noise are in processes of their own (`privfair serve`), and this
+    With --sites the silos' records, ledgers and noise are in processes of their own (`privfair serve`), and this
     one only asks them for published values; docs/how-to/federation.md.
     """
     rule = ThresholdRule(threshold, target_gap, target_rate)
     if guards_path is None:
+        ledger = ledger or user_config().ledger
         if ledger is None or test_files or steps_per_message > 1:
             raise click.UsageError(
-                "--ledger is needed, and neither --test-file nor --steps-per-message is known, unless --guards is given"
+                "--ledger is needed, and neither --test-file nor --steps-per-message is known, unless --sites is given"
             )
     elif ledger is not None or anchor is not None:
-        raise click.UsageError("with --guards the ledgers are the guards' own; drop --ledger and --anchor")
-    elif rule != ThresholdRule():
-        raise click.UsageError("with --guards no record is held out here; choose the threshold when predicting")
+        raise click.UsageError("with --sites the ledgers are the guards' own; drop --ledger and --anchor")
+    elif rule != AS_IT_IS or Plan.read(plan).decision != AS_IT_IS:
+        raise click.UsageError("with --sites no record is held out here; choose the threshold when predicting")
     with progress_bar("reading and checking budget, plan and files"):
-        trust = TrustInForce(trust_path, root)
+        trust = TrustInForce(trust_path, root or root_for(trust_path))
         if guards_path is None:
             prepared = prepare(plan, budget, trust)
             document = prepared.document
@@ -183,7 +182,9 @@ def train_command(
         with _display(prices, promise.text) as show:
             if guards_path is None:
                 assert ledger is not None
-                result = execute(prepared, out, ledger, anchor, resume, show, trust, threshold=rule)
+                result = execute(
+                    prepared, out, ledger, anchor or anchor_for(ledger), resume, show, trust, threshold=rule
+                )
             else:
                 result = train_with_guards(signed, guards_path, out, test_files, resume, show, steps_per_message)
     except KeyboardInterrupt:
@@ -297,8 +298,8 @@ def _show(result: TrainingResult, document: Measured) -> None:
         print_wrapped(*quality_lines(measured, result.warning))
         if result.warning is not None:
             print_wrapped(
-                f"  Try: privfair frontier {document['run']} --target-rate 0.2, or class-weight and a larger "
-                "learning-rate or epsilon in the plan.",
+                f"  Try: privfair report {document['run']} --format frontier --decide target-rate=0.2, or class-weight "
+                "and a larger learning-rate or epsilon in the plan.",
                 indent="       ",
             )
         if asked().verbose:
@@ -323,44 +324,48 @@ The file needs the feature columns of the training files; class and sensitive at
 @click.argument("run", type=FOLDER)
 @click.option("--input", "input_path", type=FILE, required=True, help="CSV or Parquet file with the features.")
 @click.option("--out", type=FILE, required=True, help="CSV to write.")
-@click.option("--id", "id_column", metavar="COLUMN", help="Column of the input to repeat first, to know who is who.")
-@click.option("--keep", multiple=True, metavar="COLUMN", help="Another column of the input to repeat; once per column.")
+@click.option(
+    *("--id", "--keep", "kept"),
+    cls=Renamed,
+    multiple=True,
+    metavar="COLUMN",
+    help="Column of the input to repeat first, to know who is who; once per column.",
+)
 @click.option(
     "--threshold",
     type=float,
     metavar="T",
     help="Predict the positive class from this probability on; the run's own threshold unless given.",
 )
+@configured_trust
 @click.option(
-    "--target-rate", type=float, metavar="R", help="Predict the positive class for this share of the file's records."
+    *("--allow-code", "--trust-code", "trust_code"),
+    cls=Renamed,
+    is_flag=True,
+    help="Run the code that the run folder brings, if its digest is signed; needs --trust.",
 )
-@folder_trust_options
 def predict_command(
     run: Path,
     input_path: Path,
     out: Path,
-    id_column: str | None,
-    keep: tuple[str, ...],
+    kept: tuple[str, ...],
     threshold: float | None,
-    target_rate: float | None,
     trust_path: Path | None,
-    root: Path | None,
     trust_code: bool,
 ) -> None:
     """Apply the model in RUN to every record of a file: its class, and the probability of each class.
 
     The CSV can be opened in a spreadsheet: a text that would run as a formula there gets an apostrophe in front.
     """
-    signers = None if trust_path is None else read_trust_file(trust_path, root)
-    kept = tuple(dict.fromkeys((*(() if id_column is None else (id_column,)), *keep)))
+    signers = None if trust_path is None else read_trust_file(trust_path)
     trusted = FolderTrust(signers, trust_code)
-    found = predict(run, input_path, trusted, keep=kept, threshold=threshold, target_rate=target_rate)
+    found = predict(run, input_path, trusted, keep=tuple(dict.fromkeys(kept)), threshold=threshold)
     write_named(out, found.as_csv())
     counts = Counter(found.predicted)
     warning = None
     if len(counts) == 1 and len(found.predicted) > 1:
         alike = f"all {len(found.predicted)} records get {found.predicted[0]!r}"
-        warning = f"{alike}; privfair frontier RUN shows other thresholds"
+        warning = f"{alike}; privfair report RUN --format frontier shows other thresholds"
     if asked().as_json:
         answer = {"predictions": str(out), "records": len(found.predicted), "classes": dict(counts)}
         remark = {} if found.remark is None else {"remark": found.remark}

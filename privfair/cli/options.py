@@ -101,13 +101,6 @@ def options(*decorators: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return decorate
 
 
-ledger_option = click.option(
-    "--ledger",
-    "ledgers",
-    multiple=True,
-    metavar="[SILO=]PATH|ID",
-    help="The one ledger in which the manifest may be claimed, by its path or id; once per silo with SILO=.",
-)
 json_option = click.option(
     "--json", "as_json", is_flag=True, hidden=True, callback=_remember, help="JSON on standard output."
 )
@@ -117,51 +110,22 @@ steps_option = click.option(
     "--steps-per-message",
     type=click.IntRange(1, 1024),
     default=1,
-    show_default=True,
+    hidden=True,
     help="Number of steps that a guard answers at once, for slow engines; more than 1 needs a run with one party.",
 )
 
 threshold_options = options(
-    click.option(
-        "--threshold",
-        type=float,
-        metavar="T",
-        help="Predict the positive class from this probability on (two classes only).",
-    ),
-    click.option(
-        "--target-gap",
-        type=float,
-        metavar="G",
-        help="Choose the threshold: the best one whose parity gap on the held-out records is at most this.",
-    ),
-    click.option(
-        "--target-rate",
-        type=float,
-        metavar="R",
-        help="Choose the threshold: this share of the held-out records gets the positive class.",
-    ),
+    click.option("--threshold", type=float, hidden=True, help="As threshold under [decision] in the plan."),
+    click.option("--target-gap", type=float, hidden=True, help="As target-gap under [decision] in the plan."),
+    click.option("--target-rate", type=float, hidden=True, help="As target-rate under [decision] in the plan."),
 )
-"""Post-processing of the model; a target is read off the held-out records and is not private."""
+"""Former spellings of [decision] in a plan."""
 
 _trust = ("--trust", "trust_path")
-root_option = click.option("--root", type=FILE, help="Public root key that signed the trust file, where it is signed.")
+root_option = click.option("--root", type=FILE, hidden=True, help="Public root key of a signed trust file.")
 required_trust_options = options(
     click.option(*_trust, type=FILE, required=True, help="Trust file: whose signatures are required."), root_option
 )
-trust_options = options(
-    click.option(*_trust, type=FILE, help="Trust file by which the manifest's signatures are checked."), root_option
-)
-folder_trust_options = options(
-    trust_options,
-    click.option(
-        "--trust-code",
-        is_flag=True,
-        help="Run the code that the run folder brings, if its digest is signed; needs --trust.",
-    ),
-)
-"""For commands that open a run folder, which may come from anybody."""
-
-anchor_option = click.option("--anchor", type=FILE, help="Anchor file; LEDGER.anchor beside a ledger file by default.")
 budget_option = click.option(
     *("--budget", "--manifest", "budget"),
     cls=Renamed,
@@ -171,17 +135,3 @@ budget_option = click.option(
 )
 resume_option = click.option("--resume", is_flag=True, help="Go on with the interrupted run in --out.")
 audit_option = click.option("--audit", "audit_path", type=FILE, help="JSON report that `privfair audit --out` wrote.")
-
-scheduler_option = click.option(
-    "--scheduler", help="Address of a Dask scheduler, for example tcp://127.0.0.1:8786; a killed worker loses nothing."
-)
-worker_options = options(
-    click.option(
-        "--workers",
-        type=click.IntRange(min=1),
-        default=1,
-        show_default=True,
-        help="Number of processes that call the function side by side.",
-    ),
-    scheduler_option,
-)

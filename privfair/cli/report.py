@@ -2,187 +2,173 @@
 
 from __future__ import annotations
 
+import tomllib
+from dataclasses import dataclass
 from datetime import UTC, datetime
+from datetime import date as day_type
+from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
 import click
 
 from audit.report.exports import CardFacts, RegistryFacts, as_yaml, model_card, registry_entry
-from audit.report.page import empty_model, protection_lines, read_audit, render, report_content
+from audit.report.page import ReportContent, empty_model, protection_lines, read_audit, render, report_content
 from calibrate.errors import InvalidInput
+from privfair.cli.config import configured_trust
 from privfair.cli.keys import read_trust_file
-from privfair.cli.options import FILE, FOLDER, asked, audit_option, options, threshold_options, trust_options
-from privfair.cli.output import number_text, print_json, print_wrapped, table_lines
+from privfair.cli.options import FILE, FOLDER, asked, audit_option
+from privfair.cli.output import answer, number_text, print_json, print_wrapped, table_lines
 from privfair.cli.plots import plot_frontier
-from privfair.durable import write_named
+from privfair.durable import read_named, write_named
 from privfair.fairness.measurement import Measured, emptiness
 from privfair.plan.plan import AS_IT_IS, ThresholdRule
+from privfair.plan.sections import read_section
 from privfair.run.folder import RunFolder
 from privfair.run.metrics import Decision, Frontier, decide, read_frontier, read_threshold
 
 
-@click.command("report", short_help="one page about a run, for a privacy officer")
-@click.argument("run", type=FOLDER, required=False)
-@click.option("--out", type=FILE, required=True, help="HTML file to write.")
+class Format(StrEnum):
+    """What is written about a run."""
+
+    HTML = "html"
+    CARD = "card"
+    REGISTRY = "registry"
+    FRONTIER = "frontier"
+
+
+@dataclass(frozen=True)
+class Meta:
+    """What only the publisher of a model knows: --meta of a card or an entry."""
+
+    name: str | None = None
+    license: str | None = None
+    with_metrics: bool = False
+    curators: tuple[str, ...] = ()
+    region: str | None = None
+    authors: tuple[str, ...] = ()
+    sector: Literal["Technology", "Healthcare", "Education", "Government", "Energy", "Finance"] | None = None
+    intended_use: str | None = None
+    date: day_type | None = None
+
+
+@click.command("report")
+@click.argument("runs", type=FOLDER, nargs=-1, metavar="RUN..")
+@click.option(
+    *("--format", "wanted"),
+    type=click.Choice([one.value for one in Format]),
+    default=Format.HTML.value,
+    show_default=True,
+    help="What to write.",
+)
 @audit_option
-@trust_options
+@configured_trust
+@click.option(
+    "--meta", type=FILE, help="What only you know, for a card or an entry, as TOML (docs/integrations.md#meta)."
+)
+@click.option(
+    "--decide",
+    metavar="RULE",
+    help="With frontier: the threshold that predictions use from now on, such as target-gap=0.05.",
+)
+@click.option("--out", type=FILE, help="File to write, a figure for frontier; needed for html.")
 def report_command(
-    run: Path | None, out: Path, audit_path: Path | None, trust_path: Path | None, root: Path | None
+    runs: tuple[Path, ...],
+    wanted: str,
+    audit_path: Path | None,
+    trust_path: Path | None,
+    meta: Path | None,
+    decide: str | None,
+    out: Path | None,
 ) -> None:
-    """Write a self-contained HTML page: verdict, promise, figures, what is not protected, evidence.
+    """Show a run: an HTML page for a privacy officer, a model card, a registry entry, or its thresholds.
 
     \b
-    Example:
-      privfair audit run/ --trust trust.json --ledger ledger.db --out audit.json
+    Examples:
       privfair report run/ --audit audit.json --trust trust.json --out report.html
-    Without --trust the page says in red that nobody checked the manifest's signatures.
-    Without RUN the page is about the model that was audited with --model.
+      privfair report run/ --format card --trust trust.json --meta meta.toml --out README.md
+      privfair report run/ --format registry --meta meta.toml --out entry.yaml
+      privfair report run/ --format frontier --decide target-gap=0.05
+      privfair report fairness-0/ fairness-4/ --format frontier --out fairness.svg
+    Without --trust the page says in red that nobody checked the budget's signatures. Without RUN it is about the
+    model that was audited. Thresholds are chosen on held-out records: their numbers are exact and NOT private.
     """
-    if run is None and audit_path is None:
-        raise click.UsageError("name a RUN folder, or the --audit of a model")
-    audit = None if audit_path is None else read_audit(audit_path)
-    trust = None if trust_path is None else read_trust_file(trust_path, root)
-    content = report_content(run, audit, trust)
+    if decide is not None and wanted != Format.FRONTIER:
+        raise click.UsageError("--decide goes with --format frontier")
+    if wanted == Format.FRONTIER:
+        _frontier(runs, decide, out)
+        return
+    if len(runs) != 1 and (runs or audit_path is None or wanted != Format.HTML):
+        raise click.UsageError("name one RUN folder, or for html the --audit of a model")
+    if wanted == Format.HTML and out is None:
+        raise click.UsageError("--out is needed: the page is an HTML file")
+    run = runs[0] if runs else None
+    trust = None if trust_path is None else read_trust_file(trust_path)
+    content = report_content(run, None if audit_path is None else read_audit(audit_path), trust)
+    if wanted == Format.HTML:
+        assert out is not None
+        _page(content, out, None if run is None else trust is not None)
+        return
+    assert run is not None
+    facts = Meta() if meta is None else _read_meta(meta)
+    name = facts.name or run.resolve().name
+    if wanted == Format.CARD:
+        text: str = model_card(content, CardFacts(name, facts.license, facts.with_metrics))
+        document: dict[str, object] = {"card": text}
+    else:
+        entry = registry_entry(content, _registry_facts(content, name, facts))
+        text, document = as_yaml(entry), {"entry": entry}
+    if out is not None:
+        write_named(out, text.encode())
+    if asked().as_json:
+        print_json({**document, "out": None if out is None else str(out), "kind": wanted})
+    elif out is None:
+        click.echo(text, nl=False)
+    else:
+        click.echo(f"written to {out}", err=True)
+
+
+def _page(content: ReportContent, out: Path, checked: bool | None) -> None:
+    """The HTML page; `checked` is whether signatures were, None where there is no run to have any."""
     write_named(out, render(content).encode())
-    checked = run is None or trust is not None
     protection = [] if content.manifest is None else list(protection_lines(content.manifest.document))
     warning = empty_model(content)
-    if asked().as_json:
-        facts = {"signatures_checked": None if run is None else trust is not None, "warning": warning}
-        print_json({"report": str(out), **facts, "protection": protection})
-        return
-    print_wrapped(*protection)
-    if warning is not None:
-        print_wrapped(f"WARNING  {warning}")
-    click.echo(f"report written to {out}{'' if checked else '; SIGNATURES NOT CHECKED: give --trust'}")
+    document = {"report": str(out), "signatures_checked": checked, "warning": warning, "protection": protection}
+    lines = [*protection, *(() if warning is None else (f"WARNING  {warning}",))]
+    written = f"report written to {out}{'; SIGNATURES NOT CHECKED: give --trust' if checked is False else ''}"
+    answer({**document, "kind": Format.HTML}, *lines, written)
 
 
-run_options = options(
-    click.argument("run", type=FOLDER),
-    click.option("--out", type=FILE, help="File to write; standard output without it."),
-    audit_option,
-    trust_options,
-)
+def _read_meta(path: Path) -> Meta:
+    content = read_named(path, "--meta")
+    try:
+        table = tomllib.loads(content.decode("utf-8"))
+    except ValueError as error:
+        raise InvalidInput("--meta", str(path), f"is not TOML: {error}", "fix the file") from None
+    return read_section(Meta, str(path), table)
 
 
-def write_or_print(text: str, out: Path | None, document: dict[str, Any] | None = None) -> None:
-    """To the file, or to standard output where none was named; with `document` that is what standard output gets."""
-    if document is not None:
-        if out is not None:
-            write_named(out, text.encode())
-        print_json({**document, "out": None if out is None else str(out)})
-        return
-    if out is None:
-        click.echo(text, nl=False)
-        return
-    write_named(out, text.encode())
-    click.echo(f"written to {out}", err=True)
-
-
-@click.command("card", short_help="a model card of a run, for model hubs")
-@run_options
-@click.option("--name", help="Name of the model; the run folder's name without it.")
-@click.option("--license", help="Licence of the model as hubs spell it, such as apache-2.0.")
-@click.option("--with-metrics", is_flag=True, help="Tell the numbers on held-out records, which are not private.")
-def card_command(
-    run: Path,
-    out: Path | None,
-    audit_path: Path | None,
-    trust_path: Path | None,
-    root: Path | None,
-    name: str | None,
-    license: str | None,
-    with_metrics: bool,
-) -> None:
-    """Write a model card: Markdown with the front matter that hubs read.
-
-    \b
-    Example:
-      privfair card run/ --trust trust.json --audit audit.json --license apache-2.0 --out README.md
-    Without --trust the card says that nobody checked the signatures.
-    """
-    trust = None if trust_path is None else read_trust_file(trust_path, root)
-    audit = None if audit_path is None else read_audit(audit_path)
-    facts = CardFacts(name or run.resolve().name, license, with_metrics)
-    text = model_card(report_content(run, audit, trust), facts)
-    write_or_print(text, out, {"card": text} if asked().as_json else None)
-
-
-_SECTORS = ("Technology", "Healthcare", "Education", "Government", "Energy", "Finance")
-
-
-@click.command("registry", short_help="an entry for OpenDP's deployments registry, as YAML")
-@run_options
-@click.option("--name", help="Name of the data product; the run folder's name without it.")
-@click.option(
-    "--curator", "curators", multiple=True, help="Who publishes the model; the declared custodian without it."
-)
-@click.option("--region", required=True, help="Which region the data describe, or whose laws apply.")
-@click.option("--author", "authors", multiple=True, required=True, help="Who filled out the entry; may be repeated.")
-@click.option("--sector", type=click.Choice(_SECTORS), help="Industry or domain that the data describe.")
-@click.option("--intended-use", help="Intended use; the budget's justification without it.")
-@click.option("--date", "published", type=click.DateTime(["%Y-%m-%d"]), help="Day of publication; today without it.")
-def registry_command(
-    run: Path,
-    out: Path | None,
-    audit_path: Path | None,
-    trust_path: Path | None,
-    root: Path | None,
-    name: str | None,
-    curators: tuple[str, ...],
-    region: str,
-    authors: tuple[str, ...],
-    sector: str | None,
-    intended_use: str | None,
-    published: datetime | None,
-) -> None:
-    """Write what the registry of differential privacy deployments asks for, as far as a run knows it.
-
-    \b
-    Example:
-      privfair registry run/ --region Norway --curator "North Hospital" --author "A. Lund" --out entry.yaml
-    A run that promises nothing is refused.
-    """
-    trust = None if trust_path is None else read_trust_file(trust_path, root)
-    content = report_content(run, None if audit_path is None else read_audit(audit_path), trust)
+def _registry_facts(content: ReportContent, name: str, facts: Meta) -> RegistryFacts:
+    """What an entry needs, with the budget's custodian as curator unless others are named; refused if incomplete."""
     assert content.manifest is not None
     declared = content.manifest.document.dataset
-    curators = curators or (() if declared is None else (declared.custodian,))
-    if not curators:
-        raise InvalidInput("--curator", None, "is needed: the budget names no custodian", "say who publishes it")
-    day = (datetime.now(UTC) if published is None else published).date()
-    facts = RegistryFacts(name or run.resolve().name, curators, region, authors, day, intended_use, sector)
-    entry = registry_entry(content, facts)
-    write_or_print(as_yaml(entry), out, {"entry": entry} if asked().as_json else None)
+    curators = facts.curators or (() if declared is None else (declared.custodian,))
+    for key, value in (("region", facts.region), ("authors", facts.authors), ("curators", curators)):
+        if not value:
+            raise InvalidInput(f"--meta {key}", None, "is needed for an entry", f"write {key} = ... in its file")
+    assert facts.region is not None
+    day = facts.date or datetime.now(UTC).date()
+    return RegistryFacts(name, curators, facts.region, facts.authors, day, facts.intended_use, facts.sector)
 
 
 _SHOWN = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 
 
-@click.command("frontier", short_help="accuracy against the gap between groups, by threshold")
-@click.argument("runs", type=FOLDER, nargs=-1, required=True, metavar="RUN..")
-@click.option("--plot", type=FILE, help="Write a figure (.png, .svg or .pdf).")
-@threshold_options
-def frontier_command(
-    runs: tuple[Path, ...],
-    plot: Path | None,
-    threshold: float | None,
-    target_gap: float | None,
-    target_rate: float | None,
-) -> None:
-    """Show what each threshold does on the held-out records, and choose the one that predictions use.
-
-    Several RUNs, trained with different fairness weights, are compared in one figure. All numbers are exact functions
-    of the held-out records and are NOT private.
-
-    \b
-    Examples:
-      privfair frontier run/ --plot frontier.svg
-      privfair frontier run/ --target-gap 0.05      (predict uses it from now on)
-      privfair frontier fairness-0/ fairness-4/ fairness-20/ --plot fairness.svg
-    """
-    rule = ThresholdRule(threshold, target_gap, target_rate)
+def _frontier(runs: tuple[Path, ...], chosen: str | None, plot: Path | None) -> None:
+    """What each threshold does on the held-out records of each run; with a rule, the one that predictions use."""
+    if not runs:
+        raise click.UsageError("name at least one RUN folder")
+    rule = AS_IT_IS if chosen is None else _rule(chosen)
     folders = [RunFolder.existing(run) for run in runs]
     found = [read_frontier(folder) for folder in folders]
     decisions: list[Decision] = []
@@ -194,7 +180,8 @@ def frontier_command(
         plot_frontier({str(run): frontier for run, frontier in zip(runs, found, strict=True)}, plot)
     if asked().as_json:
         documents = [{"run": str(run), **frontier} for run, frontier in zip(runs, found, strict=True)]
-        print_json({"private": False, "runs": documents, "decisions": decisions, "plot": plot and str(plot)})
+        document = {"private": False, "runs": documents, "decisions": decisions, "plot": plot and str(plot)}
+        print_json({**document, "kind": Format.FRONTIER})
         return
     for run, folder, frontier in zip(runs, folders, found, strict=True):
         _show(run, frontier, read_threshold(folder))
@@ -203,6 +190,16 @@ def frontier_command(
             print_wrapped(f"WARNING  {decision['not_reached']}; the threshold stays at {decision['threshold']:g}")
     if plot is not None:
         print_wrapped(f"figure written to {plot}")
+
+
+def _rule(text: str) -> ThresholdRule:
+    """The rule in `threshold=T`, `target-gap=G` or `target-rate=R`."""
+    name, _, value = text.partition("=")
+    try:
+        number = float(value)
+    except ValueError:
+        raise click.UsageError("--decide takes threshold=T, target-gap=G or target-rate=R") from None
+    return read_section(ThresholdRule, "--decide", {name.strip(): number})
 
 
 def _show(run: Path, frontier: Frontier, used: tuple[float, str]) -> None:

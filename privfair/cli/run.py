@@ -363,7 +363,7 @@ def _conclude(pipeline: Pipeline, trained: dict[str, Any], verdict: dict[str, An
     pipeline.tell("", f"Protected: {trained['protected']}.", f"NOT protected: {trained['not_protected_in_short']}.", "")
     run = pipeline.path("run")
     pipeline.tell(f"Open  {report}", f"Type  privfair predict {run} --input NEW.csv --out predictions.csv")
-    pipeline.tell(f"      privfair frontier {run} --plot frontier.svg")
+    pipeline.tell(f"      privfair report {run} --format frontier --out frontier.svg")
 
 
 def _refuse_search(plan: Path) -> None:

@@ -15,12 +15,19 @@ from audit.report.results import AuditReport, Check, CheckOutcome, Conclusion, L
 from audit.report.schemas import published_schemas
 from calibrate.errors import InvalidInput
 from calibrate.manifest.keys import open_envelope
-from tests.end_to_end.command_line import privfair
+from tests.end_to_end.command_line import Outcome, privfair
 from tests.privfair.small_runs import FEDSGD, GAUSSIAN, Desk
 
 ROOT = Path(__file__).parents[2]
 SCHEMA = yaml.safe_load((ROOT / "tests" / "audit" / "opendp_registry_schema.yaml").read_text("utf-8"))
-REGISTRY = ("--region", "Norway", "--author", "A. Person", "--date", "2026-01-31")
+REGISTRY = 'region = "Norway"\nauthors = ["A. Person"]\ndate = 2026-01-31\n'
+
+
+def report(desk: Desk, wanted: str, meta: str, *words: object) -> Outcome:
+    """A card or an entry of the desk's run, with what only its publisher knows."""
+    file = desk.folder / f"{wanted}.toml"
+    file.write_text(meta, encoding="utf-8")
+    return privfair("report", desk.folder / "run", "--format", wanted, "--meta", file, *words)
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +44,7 @@ def front_matter(card: str) -> dict[str, object]:
 
 
 def test_a_card_says_first_what_is_promised_and_what_is_not(desk: Desk) -> None:
-    outcome = privfair("card", desk.folder / "run", "--trust", desk.trust, "--license", "apache-2.0", "--name", "Loans")
+    outcome = report(desk, "card", 'license = "apache-2.0"\nname = "Loans"', "--trust", desk.trust)
     assert outcome.code == 0, outcome.err
     matter = front_matter(outcome.out)
     assert matter["license"] == "apache-2.0"
@@ -50,7 +57,7 @@ def test_a_card_says_first_what_is_promised_and_what_is_not(desk: Desk) -> None:
 
 def test_numbers_on_a_card_are_called_not_private(desk: Desk, tmp_path: Path) -> None:
     out = tmp_path / "card.md"
-    assert privfair("card", desk.folder / "run", "--with-metrics", "--out", out).code == 0
+    assert report(desk, "card", "with-metrics = true", "--out", out).code == 0
     card = out.read_text("utf-8")
     ((result,),) = ([one["results"] for one in front_matter(card)["model-index"]],)  # type: ignore[attr-defined]
     assert {metric["name"] for metric in result[0]["metrics"]} == {"loss (not private)", "accuracy (not private)"}
@@ -59,8 +66,8 @@ def test_numbers_on_a_card_are_called_not_private(desk: Desk, tmp_path: Path) ->
 
 
 def test_an_entry_is_what_the_registry_s_own_schema_asks_for(desk: Desk) -> None:
-    words = ("--curator", "North Hospital", "--sector", "Healthcare", "--name", "Loan model", *REGISTRY)
-    outcome = privfair("registry", desk.folder / "run", "--trust", desk.trust, *words)
+    more = 'curators = ["North Hospital"]\nsector = "Healthcare"\nname = "Loan model"\n'
+    outcome = report(desk, "registry", more + REGISTRY, "--trust", desk.trust)
     assert outcome.code == 0, outcome.err
     entry = yaml.safe_load(outcome.out)
     jsonschema.Draft202012Validator(SCHEMA, format_checker=jsonschema.FormatChecker()).validate(entry)
@@ -72,16 +79,19 @@ def test_an_entry_is_what_the_registry_s_own_schema_asks_for(desk: Desk) -> None
 
 
 def test_what_only_the_publisher_knows_is_asked_for(desk: Desk) -> None:
-    outcome = privfair("registry", desk.folder / "run", *REGISTRY)
-    assert outcome.code == 2
-    assert "--curator" in outcome.err
+    for meta, named in ((REGISTRY, "curators"), ("", "region"), ("regions = 3", "did you mean region"), ("=", "TOML")):
+        outcome = report(desk, "registry", meta)
+        assert outcome.code == 2
+        assert named in outcome.err
+    assert privfair("report", desk.folder / "run").code == 2
+    assert privfair("report", desk.folder / "run", "--decide", "threshold=0.5", "--format", "card").code == 2
 
 
 def test_a_run_without_a_promise_has_a_card_that_says_so_and_no_entry(tmp_path: Path) -> None:
     desk = Desk.at(tmp_path, FEDSGD.format(rounds=1, more=""))
     desk.train(desk.budget())
-    assert "NO PRIVACY PROMISED" in privfair("card", desk.folder / "run").out
-    refused = privfair("registry", desk.folder / "run", "--curator", "x", *REGISTRY)
+    assert "NO PRIVACY PROMISED" in privfair("report", desk.folder / "run", "--format", "card").out
+    refused = report(desk, "registry", 'curators = ["x"]\n' + REGISTRY)
     assert refused.code == 3
     assert "promises no privacy" in refused.err
 

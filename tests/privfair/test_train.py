@@ -255,6 +255,7 @@ def test_python_names_are_the_command_lines(tmp_path: Path) -> None:
     elsewhere = {
         "budget",
         "guards",
+        "sites",
         "test-file",
         "steps-per-message",
         "target-gap",
