@@ -33,6 +33,11 @@ def convert(module: nn.Module, example: Tensor) -> tuple[Node, ...]:
     except Exception as error:
         rule = f"can't be followed by torch.fx ({_first_sentence(error)}): it branches on values, or counts records"
         refuse("", type(module).__name__, rule, "write `forward` without `if`, `len` and `float` of tensors")
+    for node in traced.graph.nodes:
+        if not node.users and _changes_in_place(traced, node):
+            rule = "changes a value in place, and what it returns is not used"
+            place = _name(node) if node.op == "call_module" else node.name
+            refuse(place, "in-place", rule, "use what it returns, as in h = h + x or h = F.relu(h)")
     traced.graph.eliminate_dead_code()
     graph = _Graph(traced, Builder({id(p): name for name, p in module.named_parameters() if p.requires_grad}))
     graph.check_layers()
@@ -107,8 +112,11 @@ class _Graph:
 
     def apply(self, name: str, layer: nn.Module, node: fx.Node) -> int:
         """A layer on a node's first argument."""
-        if getattr(layer, "inplace", False):
-            _require_no_other_use(node)
+        changed = node.args[0]
+        if getattr(layer, "inplace", False) and not (isinstance(changed, fx.Node) and len(changed.users) == 1):
+            refuse(
+                node.name, _called(node), "changes a value in place that is used elsewhere", "leave out inplace=True"
+            )
         return self.builder.layer(name, layer, self.value(node, 0))
 
     def _finish(self, node: fx.Node) -> None:
@@ -173,10 +181,10 @@ def _counts_dimensions(node: fx.Node) -> bool:
     return node.target is operator.getitem and isinstance(source, fx.Node) and _counts_dimensions(source)
 
 
-def _require_no_other_use(node: fx.Node) -> None:
-    changed = node.args[0]
-    if not isinstance(changed, fx.Node) or len(changed.users) != 1:
-        refuse(node.name, _called(node), "changes a value in place that is used elsewhere", "leave out inplace=True")
+def _changes_in_place(traced: fx.GraphModule, node: fx.Node) -> bool:
+    if node.op == "call_module":
+        return bool(getattr(traced.get_submodule(str(node.target)), "inplace", False))
+    return _called(node).endswith("_") or node.kwargs.get("inplace") is True
 
 
 def _require_self_attention(name: str, node: fx.Node) -> None:
@@ -223,11 +231,6 @@ def _addition(to: _Graph, node: fx.Node) -> int:
     if one.shape != two.shape:
         refuse(node.name, "add", f"adds records of shapes {one.shape} and {two.shape}", "add values of the same shape")
     return to.builder.add(Add(), one.number, two.number)
-
-
-def _addition_in_place(to: _Graph, node: fx.Node) -> int:
-    _require_no_other_use(node)
-    return _addition(to, node)
 
 
 def _reshape(to: _Graph, node: fx.Node) -> int:
@@ -293,14 +296,14 @@ def _is_index(one: object) -> bool:
 
 
 def _dropout_function(to: _Graph, node: fx.Node) -> int:
-    p = node.args[1] if len(node.args) > 1 else node.kwargs.get("p", 0.5)
+    given = dict(zip(("input", "p", "training"), node.args, strict=False)) | node.kwargs
+    p = 0.0 if given.get("training") is False else given.get("p", 0.5)
     require_no_dropout(node.name, "dropout", p if isinstance(p, (int, float)) else 1.0)
     return to.value(node, 0).number
 
 
 _FUNCTIONS: dict[Any, _ConvertNode] = {
     **dict.fromkeys((operator.add, torch.add), _addition),
-    operator.iadd: _addition_in_place,
     **dict.fromkeys((functional.relu, torch.relu), _as_layer(nn.ReLU)),
     functional.leaky_relu: _as_layer(nn.LeakyReLU),
     **dict.fromkeys((functional.tanh, torch.tanh), _as_layer(nn.Tanh)),

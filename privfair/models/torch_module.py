@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, final
@@ -46,7 +47,12 @@ class TorchModule(NetworkModel):
         pulled = torch.randn(scores.shape, generator=random, dtype=EXACT)
         trained = [value for value in moved.parameters() if value.requires_grad]
         value = (scores * pulled).sum() + 0.0 * sum(one.sum() for one in trained)  # also if no gradient reaches scores
-        slopes = torch.autograd.grad(value, trained)
+        try:
+            slopes = torch.autograd.grad(value, trained)
+        except RuntimeError as error:  # fx traces h += x as h + x
+            place = re.search(r"output \d+ of (\w+)", str(error))
+            what = f"the output of {place[1]}" if place else "a value"
+            refuse("", type(module).__name__, f"changes {what} in place, which gradients need", "write h = h + x")
         gradient = finest.score_gradients(theta, example, pulled).sum(dim=0)
         if not (
             _agree(finest.logits(theta, example), scores.detach())

@@ -197,6 +197,45 @@ def test_functions_that_are_not_covered_are_refused(function: Callable[[Tensor],
         TorchModule(lambda: Function(function), ROWS)
 
 
+class Changing(nn.Module):
+    """Changes an activation in the given way."""
+
+    def __init__(self, change: Callable[[nn.Module, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.one, self.act, self.two = nn.Linear(4, 4), nn.ReLU(inplace=True), nn.Linear(4, 3)
+        self.change = change
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.two(self.change(self, self.one(x)))
+
+
+def _adds_in_place(module: nn.Module, hidden: Tensor) -> Tensor:
+    hidden = torch.tanh(hidden)
+    hidden += hidden
+    return hidden
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (_adds_in_place, "changes the output of Tanh in place.*write h = h \\+ x"),
+        (lambda module, h: [functional.relu(h, inplace=True), h][1], "relu: in-place.*changes.*use what it returns"),
+        (lambda module, h: [h.add_(h), h][1], "add_: in-place.*changes.*use what it returns"),
+        (lambda module, h: [module.act(h), h][1], "act: in-place.*changes.*use what it returns"),
+    ],
+    ids=["+=", "function", "method", "layer"],
+)
+def test_changes_in_place_are_refused_with_their_name(change: Callable[[nn.Module, Tensor], Tensor], says: str) -> None:
+    with pytest.raises(InvalidInput, match=says):
+        TorchModule(lambda: Changing(change), ROWS)
+
+
+def test_dropout_outside_training_is_accepted() -> None:
+    assert TorchModule(lambda: Changing(lambda module, h: functional.dropout(h, 0.5, training=False)), ROWS)
+    with pytest.raises(InvalidInput, match=r"dropout.*draws random numbers"):
+        TorchModule(lambda: Changing(lambda module, h: functional.dropout(h, 0.5, True)), ROWS)
+
+
 class Aliased(nn.Module):
     """Changes a view in place, which changes what it is a view of."""
 

@@ -243,9 +243,11 @@ class _Unlike(nn.Module):
         return self.last(h)
 
 
-@pytest.mark.parametrize("what", ["no_grad", "in place"])
-def test_a_module_whose_last_layer_starts_at_zero_is_compared_elsewhere(what: str) -> None:
-    with pytest.raises(InvalidInput, match="other scores or gradients than its network"):
+@pytest.mark.parametrize(
+    ("what", "says"), [("no_grad", "other scores or gradients than its network"), ("in place", "relu: in-place")]
+)
+def test_a_module_whose_last_layer_starts_at_zero_is_compared_elsewhere(what: str, says: str) -> None:
+    with pytest.raises(InvalidInput, match=says):
         TorchModule(lambda: _Unlike(what), made_up_records((4,)))
 
 
