@@ -24,7 +24,7 @@ from privfair.algorithms.algorithm import Received, SiloTensors
 from privfair.contribution import BoundedContribution
 from privfair.fairness.constraints import Rate, RateValue, ResponseChannel, counted_values
 from privfair.models.exact import cross_entropy, folded_squares, probabilities_of, root, row_sum, through_softmax
-from privfair.models.model import Features, Model, clipped_to, tensor_of
+from privfair.models.model import Features, Model, clipped_to
 from privfair.rounding import ROUNDING_SLACK, RunningTotal, blocks_of, sum_in_blocks, terms_per_block
 
 _BLOCK = 2**23
@@ -109,25 +109,32 @@ class Statistics:
 
         Without a clip no user's own vector is needed: the sums are taken at once, and nothing is measured.
         """
+        rows, owner = rows_of_users(silo, cohort)
+        columns = silo.columns(rows)
         if clip is None:
-            return self._sum_unclipped(theta, silo, rows_of_users(silo, cohort)[0]), 0.0
+            return self._sum_unclipped(theta, *columns), 0.0
+        return self.of_rows(theta, *columns, owner, clip)
+
+    def of_rows(
+        self, theta: Tensor, x: Features, y: Tensor, s: Tensor, owner: Tensor, clip: float
+    ) -> tuple[Tensor, float]:
+        """The same of records; `owner` is each one's user and not decreasing."""
         total, largest = RunningTotal(torch.zeros(self.layout.size, dtype=torch.float64)), 0.0
-        at_once = terms_per_block(len(cohort))
-        for rows, owner, users in self._blocks(silo, cohort):
-            vectors = self._vectors(theta, silo, rows, owner, users)
-            norms = norms_of_users(vectors)
+        at_once = terms_per_block(len(y))
+        for rows, own, users in self._blocks(owner):
+            vectors = self._vectors(theta, x[rows], y[rows], s[rows], own, users)
+            norms = root(folded_squares(vectors))
             factors = (clip / (1.0 + ROUNDING_SLACK) / norms).clamp_max(1.0)
-            vectors, norms = vectors * factors[:, None], norms * factors
+            vectors.mul_(factors[:, None])
             for some in blocks_of(users, at_once):
                 total.add(vectors[some].sum(dim=0))
-            largest = max(largest, float(norms.max()))
+            largest = max(largest, float((norms * factors).max()))
         return total.value, largest
 
-    def _sum_unclipped(self, theta: Tensor, silo: SiloTensors, rows: Tensor) -> Tensor:
+    def _sum_unclipped(self, theta: Tensor, x: Features, y: Tensor, s: Tensor) -> Tensor:
         out, layout = torch.zeros(self.layout.size, dtype=torch.float64), self.layout
-        if len(rows) == 0:
+        if len(y) == 0:
             return out
-        x, y, s = silo.batch(rows), silo.y[rows], silo.s[rows]
         loss, values, counts, gradients, selection = layout.split(out)
         factors = self._factors(y, s)
         loss += self.model.weighted_gradient(theta, x, y, lambda norms, losses: factors.to(norms.dtype)).total
@@ -148,10 +155,9 @@ class Statistics:
             selection[place] = float(hits.sum()) if name == HITS else len(y)
         return out
 
-    def _blocks(self, silo: SiloTensors, cohort: Tensor) -> Iterator[tuple[Tensor, Tensor, int]]:
+    def _blocks(self, owner: Tensor) -> Iterator[tuple[slice, Tensor, int]]:
         """Whole users with their rows, as many as fit: (rows, position of each row's user, users)."""
-        rows, owner = rows_of_users(silo, cohort)
-        if len(rows) == 0:
+        if len(owner) == 0:
             return
         _, owner, sizes = torch.unique_consecutive(owner, return_inverse=True, return_counts=True)
         ends = sizes.cumsum(0)
@@ -161,12 +167,11 @@ class Statistics:
         while first < len(sizes):
             last = max(first + 1, int(torch.searchsorted(ends, start + most, right=True)))
             end = int(ends[last - 1])
-            yield rows[start:end], owner[start:end] - first, last - first
+            yield slice(start, end), owner[start:end] - first, last - first
             first, start = last, end
 
-    def _vectors(self, theta: Tensor, silo: SiloTensors, rows: Tensor, owner: Tensor, users: int) -> Tensor:
-        layout, x, y, s = self.layout, silo.batch(rows), silo.y[rows], silo.s[rows]
-        out = torch.zeros(users, layout.size, dtype=torch.float64)
+    def _vectors(self, theta: Tensor, x: Features, y: Tensor, s: Tensor, owner: Tensor, users: int) -> Tensor:
+        layout, out = self.layout, torch.zeros(users, self.layout.size, dtype=torch.float64)
         p, cells = layout.parameters, layout.cells
         logits = self.model.logits(theta, x)
         probabilities = probabilities_of(logits)
@@ -210,14 +215,10 @@ def add_in_order(out: Tensor, owner: Tensor, rows: Tensor) -> None:
         return
     _, inverse, sizes = torch.unique_consecutive(owner, return_inverse=True, return_counts=True)
     rank = torch.arange(len(owner)) - (sizes.cumsum(0) - sizes)[inverse]
+    places, given = out.numpy(), rows.numpy()
     for number in range(int(sizes.max())):
-        of = (rank == number).nonzero()[:, 0]
-        out[owner[of]] += rows[of]
-
-
-def norms_of_users(vectors: Tensor) -> Tensor:
-    """The norm of each row, added up in the same order for every row."""
-    return root(folded_squares(vectors))
+        of = np.flatnonzero(rank.numpy() == number)
+        places[slice(None) if len(of) == len(places) else owner.numpy()[of]] += given.take(of, axis=0)
 
 
 def rows_of_users(silo: SiloTensors, cohort: Tensor) -> tuple[Tensor, Tensor]:
@@ -313,10 +314,8 @@ def gradient_sum(
     if seen.owner is None:
         found = model.weighted_gradient(theta, seen.x, hard, clipped_to(clip))
         return BoundedContribution(name, found.total.numpy().astype(np.float64), clip, found.largest_part)
-    users = int(seen.owner.max()) + 1 if len(hard) else 0
-    silo = SiloTensors("", tensor_of(seen.x), hard, hard, unit_of_row=seen.owner)
     statistics = Statistics(model, Layout(model.size, 0, 0), (), RateValue.PREDICTIONS)
-    total, largest = statistics.summed(theta, silo, torch.arange(users), clip)
+    total, largest = statistics.of_rows(theta, seen.x, hard, hard, seen.owner, clip)
     return BoundedContribution(name, total.numpy(), clip, largest)
 
 
@@ -336,7 +335,7 @@ def count_sum(name: str, seen: SeenRecords, cell: Tensor, cells: int, clip: floa
 
 def _clipped_users(name: str, vectors: Tensor, clip: float) -> BoundedContribution:
     """The sum of the users' vectors, one per row, each clipped as a whole."""
-    norms = norms_of_users(vectors)
+    norms = root(folded_squares(vectors))
     factors = clipped_to(clip)(norms, norms)
     largest = float((factors * norms).max()) if len(norms) else 0.0
     total = sum_in_blocks(len(vectors), lambda rows: factors[rows] @ vectors[rows])
