@@ -223,6 +223,8 @@ def prepare_site(plan_path: Path, envelope: bytes, trust: TrustFile, party: str,
     if party not in {silo.name for silo in binding.silos}:
         known = ", ".join(silo.name for silo in binding.silos)
         raise InvalidInput("--party", party, f"is not a party of the plan, which has {known}", "name one of them")
+    if not plan.code_digests():  # code is built when its digests were verified, with the data
+        _ = signed.build(facts)[0].size  # a machine whose products round is refused now
     data = load_site_data(plan.data, files, central=plan.recipe.central, unit=unit)
     (own,) = data.binding.silos
     return _prepare(signed, data, SiloData(own.name, own.size, data.binding.schema_digest), facts)
@@ -231,8 +233,7 @@ def prepare_site(plan_path: Path, envelope: bytes, trust: TrustFile, party: str,
 def _prepare(signed: PublicRun, data: TrainingData, own: DataBinding | SiloData, facts: PublicFacts) -> PreparedRun:
     plan, document = signed.plan, signed.document
     manifest = bind(signed.manifest, IntendedRun(plan.file.digest, own, plan.code_digests()))
-    research = document.noise_source is NoiseSource.SEEDED_RESEARCH_ONLY
-    data.require_allowed(facts_covered(document), research)
+    data.require_allowed(facts_covered(document), document.noise_source is NoiseSource.SEEDED_RESEARCH_ONLY)
     model, algorithm = signed.build(facts)
     require_declared(algorithm, document)
     silos, parts = data.tensors(plan.model.dtype), {"facts": facts, "model": model, "envelope": signed.envelope}

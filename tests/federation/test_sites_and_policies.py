@@ -17,7 +17,7 @@ import sqlalchemy
 from sqlalchemy import create_engine
 from sqlalchemy.exc import ProgrammingError
 
-from calibrate.errors import InvalidInput, PrivfairError, Refused
+from calibrate.errors import CheckFailed, InvalidInput, PrivfairError, Refused
 from privfair.federation import wire
 from privfair.federation.guard import Guard
 from privfair.federation.policy import Policy, PolicyRefused, read_policy
@@ -25,8 +25,10 @@ from privfair.federation.remote import GuardRefused, RemoteParties, read_guards
 from privfair.federation.sockets import GuardUnreachable, SocketTransport
 from privfair.federation.wire import Code, MessageKind, decode
 from privfair.ledger import Ledger
+from privfair.models import linear
 from privfair.run.federated import train_over
 from privfair.run.folder import RunFolder
+from privfair.run.prepare import prepare_site
 from privfair.training import TrustInForce, prepare, train_with_guards
 from tests.end_to_end.command_line import privfair
 from tests.federation.sites import Sites
@@ -81,13 +83,26 @@ def test_a_guard_is_given_its_own_party_and_file(sites: Sites) -> None:
     with pytest.raises(InvalidInput, match="not a party of the plan"):
         sites.prepare("nowhere")
     files = {"north": sites.folder / "south.csv"}
-    from privfair.run.prepare import prepare_site
-
     trust = TrustInForce(sites.desk.trust).file
     with pytest.raises(Refused, match="north with 160"):
         prepare_site(sites.desk.plan, sites.manifest.read_bytes(), trust, "north", files)
     with pytest.raises(InvalidInput, match="must name the silos"):
         prepare_site(sites.desk.plan, sites.manifest.read_bytes(), trust, "north", {"elsewhere": files["north"]})
+
+
+def test_a_machine_whose_products_round_is_refused_before_a_silos_file_is_read(
+    sites: Sites, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def rounds(bits: int, widths: tuple[int, ...]) -> None:
+        raise CheckFailed("products round")
+
+    monkeypatch.setattr("privfair.models.network.choose_products", rounds)
+    linear._network.cache_clear()
+    missing = {"north": tmp_path / "missing.csv"}
+    with pytest.raises(CheckFailed, match="products round"):
+        prepare_site(
+            sites.desk.plan, sites.manifest.read_bytes(), TrustInForce(sites.desk.trust).file, "north", missing
+        )
 
 
 @pytest.mark.parametrize(
