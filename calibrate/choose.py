@@ -109,7 +109,7 @@ class Choice:
         return f"privfair init FILES --target COLUMN {column} --protect {self.unit.value}"
 
     def to_json(self) -> dict[str, object]:
-        """What `privfair choose --json` prints."""
+        """The choice as plain values."""
         return {
             "algorithm": self.algorithm,
             "unit": self.unit.value,

@@ -58,7 +58,6 @@ _SECTIONS = {
 """By section of the help screen each command: the module that has it, and what it is for."""
 
 _FORMER = {
-    "choose": "start",
     "federation": "services",
     "manifest": "budget",
     "request": "budget",

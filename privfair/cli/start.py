@@ -15,51 +15,18 @@ from privfair.cli.options import FILE, FOLDER, asked
 from privfair.cli.output import print_json, print_wrapped
 from privfair.data.infer import ColumnRole, FileLayout, SeenFiles, look_at, schema_text, toml_value
 
-_PROTECT, _FROM, _FAIR = QUESTIONS
 
-
-@click.command("choose", short_help="which algorithm, for what must be protected from whom")
-@click.option(
-    "--protect", type=click.Choice(list(_PROTECT.answers)), help="What must stay secret: the unit of the promise."
-)
-@click.option("--from", "observer", type=click.Choice(list(_FROM.answers)), help="From whom it must stay secret.")
-@click.option("--sites", type=click.IntRange(min=1), metavar="N", help="How many sites hold the records.")
-@click.option("--fair", type=click.Choice(list(_FAIR.answers)), help="To whom the model should be fair.")
-def choose_command(protect: str | None, observer: str | None, sites: int | None, fair: str | None) -> None:
-    """Say what must be protected, from whom, and get algorithm, unit and reasons.
-
-    What is not given as an option is asked for; with --json everything has a default.
-
-    \b
-    Example:
-      privfair choose --protect attribute --from coordinator --sites 3 --fair groups
-    """
-    if not asked().as_json and not sys.stdin.isatty() and None in (protect, observer, sites, fair):
-        raise click.UsageError("nobody is there to be asked: give --protect, --from, --sites and --fair, or --json")
-    if not asked().as_json:
-        protect = protect or _ask(_PROTECT)
-        observer = observer or _ask(_FROM)
-        sites = sites or click.prompt("How many sites hold the records?", type=click.IntRange(min=1), default=1)
-        fair = fair or _ask(_FAIR)
-    need = Need(
-        Protected(protect or "attribute"), Observer(observer or "coordinator"), sites or 1, Fair(fair or "groups")
-    )
-    choice = choose(need)
-    protection = choice.protection()
-    if asked().as_json:
-        print_json({**choice.to_json(), "adjacency": choice.privacy_unit().relation.value, **protection.to_json()})
-        return
-    print_wrapped(f"Algorithm: {choice.algorithm}, protecting one {choice.unit.value}.")
-    print_wrapped("At epsilon 1 and delta 1e-5:", *(f"  {line}" for line in protection.lines()), indent="    ")
-    print_wrapped("Why:", *(f"  - {text}" for text in choice.why), indent="    ")
-    print_wrapped("Instead, perhaps:", *(f"  - {text}" for text in choice.instead), indent="    ")
-    print_wrapped("", f"Next: {choice.next_command}")
+def _ask_need(sites: int) -> Need:
+    """What must be protected, from whom, and to whom the model should be fair, as the user answers."""
+    if asked().as_json or not sys.stdin.isatty():
+        raise click.UsageError("nobody is there to be asked: give --protect attribute, record or user")
+    protect, observer, fair = (_ask(question) for question in QUESTIONS)
+    return Need(Protected(protect), Observer(observer), sites, Fair(fair))
 
 
 def _ask(question: Question) -> str:
-    click.echo(question.text)
-    for name, meaning in question.answers.items():
-        click.echo(f"  {name:<12} {meaning}")
+    lines = (f"  {name:<12} {meaning}" for name, meaning in question.answers.items())
+    print_wrapped(question.text, *lines, indent=" " * 15)
     found: str = click.prompt("  your answer", type=click.Choice(list(question.answers)), show_choices=False)
     return found
 
@@ -71,8 +38,9 @@ def _ask(question: Question) -> str:
 @click.option("--user", metavar="COLUMN", help="The column that says whose record it is, with --protect user.")
 @click.option(
     "--protect",
-    type=click.Choice(["attribute", "record", "user"]),
-    help="What the promise covers; the attribute if --sensitive is given, else the record (see privfair choose).",
+    type=click.Choice(["attribute", "record", "user", "ask"]),
+    help="What is protected; `ask` asks for it, from whom, and what should be fair, and says why.",
+    show_default="attribute with --sensitive, else record",
 )
 @click.option("--epsilon", type=float, default=1.0, show_default=True, metavar="E", help="The promise: this epsilon.")
 @click.option("--delta", type=float, default=1e-5, show_default=True, metavar="D", help="The promise: this delta.")
@@ -85,6 +53,7 @@ def _ask(question: Question) -> str:
 @click.option(
     "--lists-are-public",
     is_flag=True,
+    hidden=True,
     help="Take classes, groups and categories as the files spell them, because a codebook lists them.",
 )
 @click.option("--skip", multiple=True, metavar="COLUMN", help="A column that is not to be used; once per column.")
@@ -116,7 +85,8 @@ def init_command(
       privfair run plan.toml
     """
     EpsilonDelta(epsilon, delta)
-    unit = Protected(protect or ("record" if sensitive is None else "attribute"))
+    answered = _ask_need(len(files)) if protect == "ask" else None
+    unit = answered.protect if answered else Protected(protect or ("record" if sensitive is None else "attribute"))
     if (unit is Protected.USER) != (user is not None):
         raise click.UsageError("--user COLUMN goes with --protect user: it says whose record it is")
     if unit is Protected.ATTRIBUTE and sensitive is None:
@@ -131,7 +101,7 @@ def init_command(
     classes = max((len(column.names) for column in seen.of(ColumnRole.TARGET)), default=2)
     # A rule that is fair to groups answers yes or no.
     fair = Fair.NOTHING if sensitive is None or (unit is Protected.RECORD and classes > 2) else Fair.GROUPS
-    choice = choose(Need(unit, observer, len(files), fair))
+    choice = choose(answered or Need(unit, observer, len(files), fair))
     schema = schema_text(seen, lists_are_public)
     if user is not None:
         schema = _keep(schema, user)
@@ -158,6 +128,12 @@ def init_command(
             }
         )
         return
+    if answered:
+        print_wrapped(
+            "At epsilon 1 and delta 1e-5:", *(f"  {line}" for line in choice.protection().lines()), indent="    "
+        )
+        print_wrapped("Why:", *(f"  - {text}" for text in choice.why), indent="    ")
+        print_wrapped("Instead, perhaps:", *(f"  - {text}" for text in choice.instead), indent="    ")
     _tell(seen, choice, places, dict(open_places))
 
 

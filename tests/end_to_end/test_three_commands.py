@@ -266,11 +266,18 @@ def test_an_empty_model_is_called_empty_on_its_page_and_card() -> None:
     assert empty_model(damaged) is None
 
 
-def test_choose_gives_algorithm_unit_and_reasons() -> None:
-    said = privfair("choose", "--protect", "attribute", "--from", "coordinator", "--sites", 3, "--fair", "groups")
-    assert said.code == 0
-    assert said.out.startswith("Algorithm: pay-once, protecting one attribute.")
+def test_init_asks_what_to_protect_and_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ("init", *write_sites(tmp_path), "--target", "readmitted", "--sensitive", "sex", "--protect", "ask")
+    silent = privfair(*words, "--out", tmp_path / "silent")
+    assert silent.code == 2
+    assert "nobody is there to be asked" in silent.err
+
+    answers = iter(("record", "coordinator", "groups"))
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    monkeypatch.setattr("click.prompt", lambda *_, **__: next(answers))
+    said = privfair(*words, "--out", tmp_path / "asked")
+    assert said.code == 0, said.err
+    assert "Why:" in said.out
     assert "NOT protected:" in said.out
-    assert max(map(len, said.out.splitlines())) <= 80
-    assert privfair("choose", "--json").json()["algorithm"] == "pay-once"
-    assert privfair("choose", "--protect", "user", "--sites", 3, "--json").code == 2
+    assert max(map(len, said.out.replace(str(tmp_path), "").splitlines())) <= 80
+    assert 'algorithm = "fair-plugin"' in (tmp_path / "asked" / "plan.toml").read_text("utf-8")

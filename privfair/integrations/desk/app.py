@@ -246,7 +246,7 @@ class Desk:
 
 
 def _chosen(query: Mapping[str, str]) -> Mapping[str, object]:
-    """The chooser's answer by the rules of `privfair choose`; nothing is answered before it was asked."""
+    """The chooser's answer by the rules of `privfair init --protect ask`; nothing is answered before it was asked."""
     first = {"protect": "attribute", "from": "coordinator", "fair": "groups", "sites": "1"}
     given = {name: query.get(name, value)[:200].strip() for name, value in first.items()}
     shown: dict[str, object] = {"questions": QUESTIONS, "given": given, "choice": None, "wrong": None}
