@@ -128,8 +128,13 @@ class InHand:
     site_keys: tuple[str, ...]
 
 
+def _folder_named_run() -> Path | None:
+    """The folder `run`, if there is one: the former spelling of its audit reads `audit run`."""
+    return Path("run") if Path("run").is_dir() else None
+
+
 @audit_command.command("run")
-@click.argument("run", type=FOLDER)
+@click.argument("run", type=FOLDER, default=_folder_named_run)
 @configured_trust
 @click.option(
     "--ledger", "ledgers", multiple=True, metavar="[SITE=]LEDGER", help="Ledger; once per site [default: config]."
@@ -162,7 +167,7 @@ class InHand:
 @trust_code_option
 @seed_option
 def run_command(
-    run: Path,
+    run: Path | None,
     trust_path: Path | None,
     plan_path: Path | None,
     ledgers: tuple[str, ...],
@@ -192,6 +197,8 @@ def run_command(
       attack       the same code runs again on coins as attributes, or with
                    canaries in the data; what it reveals of them bounds epsilon
     """
+    if run is None:
+        raise click.UsageError("name a RUN folder")
     if any(limit.of_area for limit in result.limits):
         raise click.UsageError("--fail-above auc=... is for `privfair audit model`: a run has no membership attack")
     require_run(run)

@@ -93,3 +93,44 @@ def test_a_broken_configuration_is_refused_in_one_sentence(text: str, desk: Desk
     refused = privfair("verify", desk.folder / "budget.json", "--config", path)
     assert (refused.code, len(refused.err.splitlines())) == (2, 1), refused.err
     assert privfair("verify", desk.folder / "budget.json", "--config", tmp_path / "none.toml").code == 2
+
+
+def test_rare_settings_of_an_audit_come_from_a_file(desk: Desk, tmp_path: Path) -> None:
+    settings, report = tmp_path / "audit.toml", tmp_path / "audit.json"
+    settings.write_text('reruns = 0\nattribute-inference = false\nseed = 7\nsite-key = "north=no.pub"\n', "utf-8")
+    words = ("audit", "run", desk.folder / "run", "--plan", desk.plan, "--settings", settings, "--out", report)
+    assert "no.pub" in privfair(*words).err, "one value of an option that may be given several times"
+    settings.write_text("reruns = 0\nattribute-inference = false\nseed = 7\n", "utf-8")
+    outcome = privfair(*words, "--sign", desk.key)
+    assert outcome.code == 0, outcome.err
+    found = json.loads(report.read_text("utf-8"))
+    assert found["attribute_inference_not_possible"] == "it was not asked for"
+    assert (tmp_path / "audit.signed.json").exists()
+    for wrong, part in (("rerun = 0", "did you mean reruns?"), ("reruns = [1, 2]", "one value"), ("a", "is not TOML")):
+        settings.write_text(wrong, "utf-8")
+        refused = privfair(*words)
+        assert (refused.code, part in refused.err) == (2, True), refused.err
+
+
+def test_the_report_of_an_audit_has_a_name_only_where_it_is_asked_for_by_its_new_name(
+    desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = (desk.folder / "run", "--plan", desk.plan, "--reruns", 0)
+    assert privfair("audit", *words).code == 0
+    assert not (tmp_path / "audit.json").exists()
+    assert privfair("audit", "run", *words).code == 0
+    assert privfair("audit", "run", *words, "--out", "audit.xml").code == 0
+    assert (tmp_path / "audit.json").read_bytes()[:1] == b"{"
+    assert (tmp_path / "audit.xml").read_bytes()[:1] == b"<"
+
+
+def test_a_folder_called_like_a_subcommand_is_spelled_with_a_slash(
+    desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert "name a RUN folder" in privfair("audit", "run").err
+    for name in ("run", "model"):
+        (tmp_path / name).mkdir()
+        assert "holds no run" in privfair("audit", f"{name}/").err
+    assert "holds no run" in privfair("audit", "run", "--reruns", 0).err, "the former spelling of its audit"

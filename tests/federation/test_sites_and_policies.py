@@ -411,3 +411,30 @@ def _train_on_postgresql(url: str, sites: Sites, folder: Path) -> None:
     with pytest.raises(ProgrammingError, match="permission denied for schema north"), stranger.begin() as connection:
         connection.execute(sqlalchemy.text("SELECT * FROM north.entries"))
     stranger.dispose()
+
+
+def test_a_site_is_checked_without_claiming_anything(sites: Sites, tmp_path: Path) -> None:
+    """`serve --check` verifies what a start verifies; relative paths are those of the file's folder."""
+    (tmp_path / "north.csv").write_bytes((sites.folder / "north.csv").read_bytes())
+    keys = {"party": "north", "data": "north.csv", "budget": sites.manifest, "trust": sites.desk.trust}
+    keys |= {"plan": sites.desk.plan, "ledger": sites.ledger("north"), "folder": "own", "socket": "north.sock"}
+    site, policy = tmp_path / "site.toml", tmp_path / "policy.toml"
+
+    def write(**more: object) -> None:
+        site.write_text("".join(f"{key} = {json.dumps(str(value))}\n" for key, value in {**keys, **more}.items()))
+
+    write()
+    checked = privfair("serve", site, "--check", "--json")
+    assert checked.code == 0, checked.err
+    assert checked.json() == {"ready": False, "party": "north"}
+    assert not (tmp_path / "own").exists()
+    policy.write_text('algorithms = ["fedfdp"]\n')
+    write(policy="policy.toml")
+    assert "site's policy allows fedfdp" in privfair("serve", site, "--check").err
+    write(role="witness")
+    assert "use guard" in privfair("serve", site, "--check").err
+    write(sockets="north.sock")
+    assert "did you mean socket?" in privfair("serve", site, "--check").err
+    del keys["ledger"]
+    write()
+    assert "needs the key `ledger`" in privfair("serve", site, "--check").err
