@@ -287,15 +287,7 @@ def changes_since(path: Path, document: BudgetDocument) -> list[str]:
     return [change.sentence for change in changes(before, document)]
 
 
-class AddedSignature(TypedDict):
-    """That a budget has one more signature."""
-
-    manifest: str
-    signed_by: str
-    signatures: int
-
-
-def _added(file: Path, key_path: Path, out: Path | None) -> AddedSignature:
+def _added(file: Path, key_path: Path, out: Path | None) -> dict[str, object]:
     """Sign a budget once more, after pricing it again, and write it."""
     key = load_private(key_path, ask_password)
     signed = add_signature(read_named(file, "FILE"), key)
@@ -304,7 +296,7 @@ def _added(file: Path, key_path: Path, out: Path | None) -> AddedSignature:
     return {"manifest": str(out or file), "signed_by": key.key_id, "signatures": number}
 
 
-def _added_text(added: AddedSignature) -> str:
+def _added_text(added: dict[str, object]) -> str:
     return f"{added['manifest']}: signed with key {added['signed_by']}; {added['signatures']} signatures now"
 
 
@@ -483,4 +475,4 @@ def _show_composed(budgets: tuple[Path, ...], silos: int | None) -> None:
 def sign_manifest(file: Path, key_path: Path, out: Path | None) -> None:
     """Add a signature without a question."""
     added = _added(file, key_path, out)
-    answer(dict(added), _added_text(added))
+    answer(added, _added_text(added))

@@ -168,7 +168,7 @@ def test_a_desk_without_a_key_changes_nothing(world: World, tmp_path: Path) -> N
     before = sorted(world.papers.inbox.iterdir())
     digest = read_request((world.papers.inbox / "second.json").read_bytes()).digest
     form = {"csrf": world.access.csrf, "digest": digest}
-    assert "privfair sign second.json" in client.get("/requests/second.json").text
+    assert "privfair budget sign second.json" in client.get("/requests/second.json").text
     for what in ("sign", "decline"):
         refused = client.post(f"/requests/second.json/{what}", data=form | {"reason": "no"})
         assert refused.status_code == 400
