@@ -119,7 +119,8 @@ def _draft(
         raise click.UsageError("--as-printed and --no-privacy exclude each other")
     if no_privacy is not None:
         return draft(file, issuer, Unprotected(no_privacy))
-    return draft(file, issuer, "as-printed" if as_printed else "calibrated", file.target(epsilon, delta))
+    target = None if epsilon is None and delta is None else file.target(epsilon, delta)
+    return draft(file, issuer, "as-printed" if as_printed else "calibrated", target)
 
 
 _since = click.option("--since", type=FILE, help="Earlier request or budget, to show what changed since.")

@@ -313,16 +313,9 @@ def _make_anchor(location: str, head: str) -> None:
     assert place is not None
     with Ledger.adopt(location, place, Head(int(seq), digest)) as ledger:
         found = ledger.anchor()
-    answer(
-        {
-            "kind": "anchor",
-            "seq": found.head.seq,
-            "head": found.head.hash,
-            "ledger": found.ledger,
-            "anchor": str(place),
-        },
-        f"{place} is now the anchor of ledger {found.ledger[:16]}, at entry {found.head.seq}",
-    )
+    document = {"kind": "anchor", "seq": found.head.seq, "head": found.head.hash, "ledger": found.ledger}
+    told = f"{place} is now the anchor of ledger {found.ledger[:16]}, at entry {found.head.seq}"
+    answer(document | {"anchor": str(place)}, told)
 
 
 @ledger_command.command("abandon")

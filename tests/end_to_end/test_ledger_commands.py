@@ -84,7 +84,12 @@ def test_a_lost_anchor_is_made_anew_from_a_noted_end(desk: Desk, tmp_path: Path)
 
 @pytest.mark.parametrize("command", [("ledger", "init"), ("ledger", "status"), ("ledger", "backup"), ("verify",)])
 @pytest.mark.parametrize("place", ["", ".", "/", "no/such/folder/ledger.db", "mysql://x"])
-def test_a_place_that_is_none_is_refused_in_one_sentence(command: tuple[str, ...], place: str) -> None:
+def test_a_place_that_is_none_is_refused_in_one_sentence(
+    command: tuple[str, ...], place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if command == ("verify",) and place == "/":
+        place = ".."  # logs may be in the root folder of the machine
     done = privfair(*command, place, *(("--out", "copy") if "backup" in command else ()))
     assert done.code == 2
     assert len(done.err.splitlines()) == 1

@@ -163,6 +163,24 @@ def test_a_request_without_privacy_says_that_nobody_is_protected(tmp_path: Path)
     assert "kind of promise: private -> no-privacy-promised" in words
 
 
+def test_a_plan_is_signed_in_one_go_with_the_guarantee_that_it_names(tmp_path: Path) -> None:
+    desk = Desk.at(tmp_path, 'guarantee = {none = "a baseline"}\n' + FEDSGD.format(rounds=2, more=""))
+    out = tmp_path / "signed.json"
+    words = ("budget", "sign", desk.plan, "--key", desk.key, "--out", out, "--json")
+    assert privfair(*words).code == 2, "nothing is signed unread"
+    signed = privfair(*words, "--yes")
+    assert signed.code == 0, signed.err
+    assert (signed.json()["kind"], signed.json()["answer"]) == ("plan", "signed")
+    verified = privfair("verify", out, "--trust", desk.trust, "--json").json()
+    assert (verified["kind"], verified["guarantee"]) == ("budget", "no-privacy-promised")
+    second = tmp_path / "second.pem"
+    assert privfair("keys", "generate", "--role", "data-owner", "--out", second).code == 0
+    shown = privfair("budget", "sign", out, "--key", second, "--yes")
+    assert "NOBODY IS PROTECTED" in shown.out
+    assert "2 signatures now" in " ".join(shown.out.split())
+    assert privfair("budget", "sign", out, "--key", second, "--decline", "too late").code == 2
+
+
 def test_a_papers_own_noise_is_asked_for_with_its_claim(tmp_path: Path) -> None:
     plan = Path(__file__).parents[2] / "docs/examples/steffle.toml"
     text = plan.read_text()
