@@ -24,8 +24,9 @@ from calibrate.privacy_unit import Norm, Protected, Relation
 from privfair.api.draft import draft
 from privfair.cli.audit import rare_option, seed_option, settings_option
 from privfair.cli.help import Subcommands
-from privfair.cli.options import FILE, asked
+from privfair.cli.options import asked
 from privfair.cli.output import print_json, print_rich, print_wrapped
+from privfair.durable import read_named
 from privfair.plan.plan import Plan
 
 
@@ -89,37 +90,20 @@ def sensitivity_command() -> None:
 sensitivity_command.add_command(claim_command, "check")
 
 
-@sensitivity_command.command("report")
-@click.argument("plan", type=FILE)
-@click.option("--manifest", type=FILE, help="Signed budget of the plan; calibrated now for its target unless given.")
-@click.option(
-    "--rounds", type=click.IntRange(min=1), default=32, show_default=True, help="Number of rounds to rehearse."
-)
-@click.option(
-    "--units",
-    type=click.IntRange(min=1),
-    default=20,
-    show_default=True,
-    help="Number of units to leave out or replace in each batch.",
-)
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed for the choice of units.")
-def report_command(plan: Path, manifest: Path | None, rounds: int, units: int, seed: int) -> None:
+def show_local_sensitivity(plan: Path, budget: Path | None, rounds: int, units: int) -> None:
     """What the units of this very data set move, round by round, beside what the worst case would.
 
     The plan is rehearsed for some rounds in a folder that is thrown away; nobody's budget is touched. The numbers never
     lower the noise, and are not for publication: they are computed from private records.
-
-    \b
-    Example:
-      privfair sensitivity report plan.toml --manifest budget.json
     """
-    document = _document(plan, manifest)
-    found = local_sensitivity(rehearse(plan, document, rounds), units, seed)
+    document = _document(plan, budget)
+    found = local_sensitivity(rehearse(plan, document, rounds), units, 0)
     unit = document.guarantee.privacy_unit()
     if asked().as_json:
         print_json(
             {
                 "plan": str(plan),
+                "kind": "sensitivity",
                 "unit": unit.protected.value,
                 "relation": unit.relation.value,
                 "noise_may_be_lowered": False,
@@ -131,16 +115,13 @@ def report_command(plan: Path, manifest: Path | None, rounds: int, units: int, s
     _show(found, f"one {unit.protected.value}, {unit.relation.value}", NOTE)
 
 
-def _document(plan: Path, manifest: Path | None) -> BudgetDocument:
+def _document(plan: Path, budget: Path | None) -> BudgetDocument:
     """The budget given, or one calibrated for the plan's target, which nobody signs."""
-    if manifest is not None:
-        if not manifest.is_file():
-            raise InvalidInput("--manifest", str(manifest), "is not a file", "check the path")
-        document = read_unverified(manifest.read_bytes()).document
+    if budget is not None:
+        document = read_unverified(read_named(budget, "--budget")).document
         if isinstance(document.guarantee, NoPrivacyPromised):
-            raise InvalidInput(
-                "--manifest", str(manifest), "promises no privacy, so it signs no bound", "give a private plan"
-            )
+            rule = "promises no privacy, so it signs no bound"
+            raise InvalidInput("--budget", str(budget), rule, "give a private plan")
         return document
     return draft(Plan.read(plan)).document
 

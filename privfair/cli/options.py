@@ -101,11 +101,6 @@ def options(*decorators: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return decorate
 
 
-json_option = click.option(
-    "--json", "as_json", is_flag=True, hidden=True, callback=_remember, help="JSON on standard output."
-)
-"""For a command that is not yet written with `asked`."""
-
 steps_option = click.option(
     "--steps-per-message",
     type=click.IntRange(1, 1024),

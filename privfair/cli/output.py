@@ -33,15 +33,6 @@ def answer(document: object, *sentences: str) -> None:
         print_wrapped(*sentences)
 
 
-def print_answer(document: dict[str, Any], as_json: bool, *sentences: str) -> None:
-    """The document as JSON, or the sentences that say the same."""
-    if as_json:
-        print_json(document)
-        return
-    for sentence in sentences:
-        click.echo(sentence)
-
-
 def _strict(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _strict(item) for key, item in value.items()}

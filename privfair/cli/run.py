@@ -21,6 +21,7 @@ from calibrate.plans import plan_from_mapping
 from privfair.algorithms.registry import recipe_named
 from privfair.api.draft import draft
 from privfair.cli import INTERRUPTED, cli
+from privfair.cli.audit_sensitivity import show_local_sensitivity
 from privfair.cli.model import quality_lines
 from privfair.cli.options import FILE, FOLDER, asked, threshold_options
 from privfair.cli.output import checks_text, print_json, print_wrapped, progress_bar
@@ -38,19 +39,28 @@ T = TypeVar("T")
 
 @click.command("check", short_help="all mistakes in a plan, its schema and its files, at once")
 @click.argument("plan", type=FILE)
-def check_command(plan: Path) -> None:
+@click.option("--sensitivity", is_flag=True, help="Show what the units of this data move, beside the worst case.")
+@click.option("--budget", type=FILE, help="With --sensitivity: signed budget of the plan; calibrated now without it.")
+@click.option("--rounds", type=click.IntRange(min=1), default=32, hidden=True, help="Number of rounds to rehearse.")
+@click.option("--units", type=click.IntRange(min=1), default=20, hidden=True, help="Number of units to try in a batch.")
+def check_command(plan: Path, sensitivity: bool, budget: Path | None, rounds: int, units: int) -> None:
     """Read PLAN, its schema and its files, and list everything that is wrong; nothing is signed or spent.
 
     Exit code 1 if something is wrong. If nothing is, what would be protected and how much noise it takes.
     """
+    if sensitivity:
+        show_local_sensitivity(plan, budget, rounds, units)
+        return
+    if budget is not None:
+        raise click.UsageError("--budget goes with --sensitivity")
     found = Mistakes()
-    budget = None
+    covered = None
     with progress_bar("checking plan, schema and files"):
         file = found.run(lambda: Plan.read(plan))
         if file is not None:
             _check_parts(file, found)
             if not found.sentences:
-                budget = found.run(lambda: _calibrate(file))
+                covered = found.run(lambda: _calibrate(file))
     if asked().as_json:
         print_json({"plan": str(plan), "ok": not found.sentences, "mistakes": found.sentences})
     elif found.sentences:
@@ -58,8 +68,8 @@ def check_command(plan: Path) -> None:
         number = len(found.sentences)
         print_wrapped(f"{number} mistake{'' if number == 1 else 's'} in {plan} and what it names; nothing was signed.")
     else:
-        if budget is not None:
-            print_wrapped(*budget.lines())
+        if covered is not None:
+            print_wrapped(*covered.lines())
         print_wrapped(f"{plan}: no mistakes. Next: privfair run {plan}")
     if found.sentences:
         sys.exit(1)

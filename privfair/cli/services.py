@@ -19,17 +19,8 @@ from privfair.cli.config import (
 )
 from privfair.cli.help import Subcommands
 from privfair.cli.keys import ask_password, read_trust_file
-from privfair.cli.options import (
-    FILE,
-    FOLDER,
-    asked,
-    budget_option,
-    json_option,
-    required_trust_options,
-    resume_option,
-    steps_option,
-)
-from privfair.cli.output import answer, print_answer, print_json, print_rich
+from privfair.cli.options import FILE, FOLDER, asked, budget_option, required_trust_options, resume_option, steps_option
+from privfair.cli.output import answer, print_json, print_rich
 from privfair.durable import read_named
 from privfair.federation.guard import GuardOptions, serve_guard
 from privfair.federation.policy import ANYTHING, Site, read_policy
@@ -96,7 +87,7 @@ def serve_command(site: Path, check: bool) -> None:
     def ready() -> None:
         told = f"ready: the guard of {found.party} answers at {found.socket}"
         document = {"ready": True, "party": found.party, "socket": str(found.socket)}
-        print_answer(document, asked().as_json, told)
+        answer(document, told)
         sys.stdout.flush()
 
     serve_guard(run, found.folder, ledger, found.socket, options, ready, found.anchor or anchor_for(ledger))
@@ -140,7 +131,6 @@ def federation_command() -> None:
 @click.option("--out", type=FOLDER, required=True, help="Folder for the coordinator's run.")
 @steps_option
 @resume_option
-@json_option
 def run(
     plan: Path,
     engine: str,
@@ -154,7 +144,6 @@ def run(
     out: Path,
     steps_per_message: int,
     resume: bool,
-    as_json: bool,
 ) -> None:
     """Start a guard per party on this machine, train over them, and stop everything again.
 
@@ -181,14 +170,14 @@ def run(
             with start_flower(sockets, logs) as address:
                 click.echo(f"Flower's SuperLink answers at {address}; its logs are in {logs}", err=True)
                 run_flower_app(address, trial, out, test_files, resume, logs)
-    _show(out, as_json)
+    _show(out)
 
 
-def _show(out: Path, as_json: bool) -> None:
+def _show(out: Path) -> None:
 
     folder = RunFolder(out)
     record = RunRecord.read(folder.summary)
-    if as_json:
+    if asked().as_json:
         print_json(record.as_json())
         return
     rounds = record.rounds

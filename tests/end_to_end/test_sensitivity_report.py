@@ -1,4 +1,4 @@
-"""`privfair sensitivity report`: how far real data is from the worst case, and that this never lowers noise."""
+"""`privfair check --sensitivity`: how far real data is from the worst case, and that this never lowers noise."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def test_the_report_of_a_plan(tmp_path: Path) -> None:
     shares = {}
     for clip in ("1.0", "50.0"):
         desk = Desk.at(tmp_path / clip, plan.replace("clip = 1.0", f"clip = {clip}"))
-        outcome = privfair("sensitivity", "report", desk.plan, "--units", 5, "--rounds", 4, "--json")
+        outcome = privfair("check", desk.plan, "--sensitivity", "--units", 5, "--rounds", 4, "--json")
         assert outcome.code == 0, outcome.err
         report = outcome.json()
         assert report["noise_may_be_lowered"] is False
@@ -32,7 +32,7 @@ def test_the_report_of_a_plan(tmp_path: Path) -> None:
 
 def test_it_is_readable_and_takes_a_manifest(tmp_path: Path) -> None:
     desk = Desk.at(tmp_path, GAUSSIAN.format(rate=0.3, rounds=4, more=""))
-    words = ("sensitivity", "report", desk.plan, "--units", 2, "--rounds", 2)
+    words = ("check", desk.plan, "--sensitivity", "--units", 2, "--rounds", 2)
     outcome = privfair(*words, "--manifest", desk.budget())
     assert outcome.code == 0, outcome.err
     assert "worst case 1" in outcome.out
@@ -41,6 +41,6 @@ def test_it_is_readable_and_takes_a_manifest(tmp_path: Path) -> None:
 
 def test_without_a_promise_there_is_no_worst_case(tmp_path: Path) -> None:
     desk = Desk.at(tmp_path, FEDSGD.format(rounds=2, more=""))
-    outcome = privfair("sensitivity", "report", desk.plan, "--manifest", desk.budget())
+    outcome = privfair("check", desk.plan, "--sensitivity", "--budget", desk.budget())
     assert outcome.code == 2
     assert "promises no privacy" in outcome.err
