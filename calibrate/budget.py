@@ -138,7 +138,7 @@ def calibrate_plan(
             "epsilon",
             target.epsilon,
             f"must be at most {_LARGEST_TARGET:g}: a promise weaker than that protects nobody",
-            "ask for a target below 10, or train without privacy openly (--no-privacy)",
+            "ask for a target below 10, or train without privacy openly (guarantee = {none = ..})",
         )
     value = plan.at(target.epsilon * _ROOM_FOR_ROUNDING)
     if value is not None and tries is not None:

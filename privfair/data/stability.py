@@ -115,7 +115,7 @@ USERS_COPIED = Stability.one_to_one(
     "copying users into a hypothetical population",
     (),
     "",
-    "leave copies out of [data.users]; for research on public data sign --unsafe-seeded-research-noise",
+    "leave copies out of [data.users]; for research on public data write noise-source = 'seeded-research'",
 )
 """One user of the file is many of the population, so no promise about the population is one about the user."""
 USERS_DEALT_BY_POSITION = Stability.one_to_one(

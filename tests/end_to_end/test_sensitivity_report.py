@@ -33,7 +33,7 @@ def test_the_report_of_a_plan(tmp_path: Path) -> None:
 def test_it_is_readable_and_takes_a_manifest(tmp_path: Path) -> None:
     desk = Desk.at(tmp_path, GAUSSIAN.format(rate=0.3, rounds=4, more=""))
     words = ("check", desk.plan, "--sensitivity", "--units", 2, "--rounds", 2)
-    outcome = privfair(*words, "--manifest", desk.budget())
+    outcome = privfair(*words, "--budget", desk.budget())
     assert outcome.code == 0, outcome.err
     assert "worst case 1" in outcome.out
     assert "do not publish" in " ".join(outcome.out.split())

@@ -10,7 +10,7 @@ import pytest
 
 from calibrate.plans import plan_from_mapping
 from privfair.data.images import DEBIAN_FOLDER
-from privfair.plan.plan import Plan
+from privfair.plan.plan import Plan, Unprotected
 from privfair.plan.training import read_training_plan
 from tests.privfair.small_runs import Desk
 
@@ -26,8 +26,8 @@ def test_an_example_is_a_plan_and_says_how_to_sign_it(name: str) -> None:
     path = EXAMPLES / name
     file, text = Plan.read(path), path.read_text(encoding="utf-8")
     plan = read_training_plan(path)
-    assert f"privfair calibrate {name} " in text
-    unpromised = f"privfair calibrate {name} --no-privacy" in text
+    assert f"privfair budget sign {name} " in text
+    unpromised = isinstance(file.guarantee, Unprotected)
     assert unpromised == (not file.target_section)
     if not unpromised:
         assert plan_from_mapping(file.algorithm, file.privacy).rounds == plan.planned_rounds
