@@ -13,7 +13,7 @@ from audit.bounds import CurveFamily
 from audit.executors import executor_of
 from audit.models.attribute_audit import AttributeOptions
 from audit.models.epsilon_bound import ClaimOnTrial
-from audit.models.exposure import grouping_column
+from audit.models.exposure import Marks, grouping_column
 from audit.models.membership_audit import MembershipOptions, audit_model, audit_scores
 from audit.models.records import AuditedRecords, ColumnChoice, RecordTables, encode_tables
 from audit.models.shadow_models import ShadowRecipe
@@ -78,7 +78,7 @@ def records_for(flags: ModelFlags, target: Target) -> AuditedRecords:
     return records
 
 
-def _groupings(flags: ModelFlags, tables: RecordTables) -> dict[str, Any]:
+def _groupings(flags: ModelFlags, tables: RecordTables) -> dict[str, Marks]:
     """The columns among the groups that were asked for; scores alone know neither class nor correctness."""
     return {name: grouping_column(name, tables.cells(name)) for name in flags.grouping_columns}
 
@@ -134,7 +134,7 @@ def _claim(flags: ModelFlags, trust: TrustFile | None) -> ClaimOnTrial | None:
     return ClaimOnTrial.of_manifest(read.document)
 
 
-Inferred = dict[str, Any]
+Inferred = dict[str, object]
 """The fields of a report that attribute inference fills in: what was found, or why nothing could be."""
 
 

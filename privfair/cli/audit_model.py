@@ -37,7 +37,7 @@ _MODEL_OPTIONS = (
     click.option("--members", type=FILE, required=True, help="Records that were in the model's training data."),
     click.option("--nonmembers", type=FILE, required=True, help="Records from the same source that were not."),
     click.option("--label", help="Column with the class, needed if the model does not tell it."),
-    click.option("--score", help="Column with membership scores of your own, instead of a model."),
+    click.option("--score", help="Column with your membership scores, instead of a model."),
     click.option("--sensitive", help="Column whose values attribute inference tries to guess."),
     click.option(
         *("--budget", "--manifest", "budget_path"),
@@ -81,8 +81,7 @@ _RARE_OPTIONS = (
         help="Kind of the model's outputs; by-look decides from their values.",
     ),
     rare_option(
-        "--architecture",
-        help="Class or function of your own that makes the torch module whose state dict --model holds.",
+        "--architecture", help="Your class or function that makes the torch module whose state dict FILE holds."
     ),
     rare_option("--trust-pickle", is_flag=True, help="Open a pickle although it can run code when it is opened."),
     rare_option("--smaller-is-member", is_flag=True, help="Small values of --score mean member, as for a loss."),
@@ -122,7 +121,7 @@ _RARE_OPTIONS = (
         "--attack",
         "attacks",
         multiple=True,
-        help="Membership attack of another package to run beside the built-in ones; may be given several times.",
+        help="Membership attack of another package to run as well as the built-in ones; may be given several times.",
     ),
     rare_option("--jobs", type=_COUNT, default=1, help="Number of threads that train shadow models."),
     rare_option("--scheduler", help="Address of a Dask scheduler, for example tcp://127.0.0.1:8786."),
@@ -184,7 +183,7 @@ class ModelFlags:
     def __post_init__(self) -> None:
         """Refuse what options, paths and the files' first lines show to be wrong, before a model is opened."""
         if (self.model_path is None) == (self.score is None):
-            raise click.UsageError("give a model FILE, or --score COLUMN for scores of your own; one of the two")
+            raise click.UsageError("give a model FILE, or --score COLUMN for your scores; one of the two")
         if self.epsilon is not None and self.budget_path is not None:
             raise click.UsageError("give --budget or --epsilon, not both: one claim is tested")
         self._require_numbers()
@@ -325,7 +324,7 @@ def training_command(
     open_unit("--confidence", effort["confidence"])
     EpsilonDelta(1.0 if effort["epsilon"] is None else effort["epsilon"], effort["delta"])
     _require_columns(data_path, label, unit, arrays)
-    with redirect_stdout(sys.stderr):  # a module of one's own may print
+    with redirect_stdout(sys.stderr):  # the user's module may print
         for named in (function, control, score):
             if named is not None:
                 load_named(named)
@@ -412,5 +411,5 @@ def _progress(folder: Path | None) -> Iterator[Callable[[int, int], None]]:
             yield show
     except KeyboardInterrupt:
         if folder is not None:
-            click.echo(f"  stopped; finished runs are kept in {folder}, the same command goes on from them", err=True)
+            click.echo(f"  stopped; finished runs are kept in {folder}, the same command resumes from them", err=True)
         raise

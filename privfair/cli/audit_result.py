@@ -266,7 +266,7 @@ def show_report(report: AuditReport, verbose: bool) -> None:
     if report.promised is not None:
         proved = "" if report.epsilon_lower is None else f"; proved: at least {report.epsilon_lower:.3f}"
         print_wrapped(
-            f"on trial: epsilon {report.promised.epsilon:g} at delta {report.promised.delta:g}{proved} "
+            f"tested: epsilon {report.promised.epsilon:g} at delta {report.promised.delta:g}{proved} "
             f"({100 * report.confidence:g}% confidence)"
         )
     outcomes = [check.outcome.value for check in report.checks]
@@ -299,7 +299,7 @@ def _show_evidence(report: AuditReport) -> None:
 
 
 def _quality(model: ModelQuality, where: str, verbose: bool) -> list[str]:
-    """The model beside a constant answer, with the warning if it is no better."""
+    """The model next to a constant answer, with the warning if it is no better."""
     rows = [
         (f"on the {where}", "accuracy", "balanced", "AUC", "parity gap"),
         (
@@ -372,7 +372,7 @@ def show_exposure(report: AuditReport) -> None:
         exposed = sum(record.exposed for record in found.records.records)
         print_rich(
             f"the {len(found.records.records)} most exposed of {found.records.looked_at} records: training like "
-            f"that of the shadow models, without noise, is proved to betray {exposed} of them ({together}; "
+            f"that of the shadow models, without noise, is proved to reveal {exposed} of them ({together}; "
             f"{found.records.counted} models can reach a lower end of {found.records.reachable:.2f})",
             table,
         )
@@ -383,7 +383,7 @@ def _interval(one: Interval) -> str:
 
 
 def show_attribute(report: AuditReport, verbose: bool) -> None:
-    """What was found, in one sentence; with `verbose` a table of attacks beside imputation."""
+    """The finding on a line; with `verbose` a table of attacks next to imputation."""
     found = report.attribute_inference
     if found is None:
         if report.attribute_inference_not_possible is not None:

@@ -424,7 +424,7 @@ def _explain(content: bytes, trust_path: Path | None, group: int | None) -> None
         )
         return
     if trust_path is None:
-        print_lines(("SIGNATURES NOT CHECKED: give --trust to know whether anybody signed this.",))
+        print_lines(("SIGNATURES NOT CHECKED: give --trust to know who signed this.",))
     if remark is not None:
         print_lines((remark,))
     print_lines(protection_lines(document))
