@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
+from tests.architecture import words
 from tests.architecture.tree import ROOT, Module
 
 TABLE = Path(__file__).with_name("rooms.toml")
@@ -71,6 +72,12 @@ def flow_limits() -> dict[str, int]:
     return limits
 
 
+def word_limits() -> dict[str, int]:
+    """The most hits of the word list in code and in pages (tests/architecture/words.py)."""
+    limits: dict[str, int] = tomllib.loads(TABLE.read_text(encoding="utf-8"))["words"]
+    return limits
+
+
 def rises_of(numbers: tuple[int, ...]) -> int:
     """The sum of all steps upwards of a history."""
     return sum(max(0, after - before) for before, after in pairwise(numbers))
@@ -98,7 +105,7 @@ def as_markdown() -> str:
 
 
 def lower() -> None:
-    """Append the present numbers of every room that has become smaller."""
+    """Append the numbers of every room that has become smaller, and lower those of words that became rarer."""
     text = TABLE.read_text(encoding="utf-8")
     for room in table()[0]:
         files, lines = room.size
@@ -109,6 +116,9 @@ def lower() -> None:
             if now < last:
                 changed = re.sub(rf"^{key} = \[(.*)\]$", rf"{key} = [\1, {now}]", changed, flags=re.MULTILINE)
         text = text.replace(section, changed)
+    for kind, found in words.hits().items():
+        if len(found) < word_limits()[kind]:
+            text = re.sub(rf"^{kind} = \d+$", f"{kind} = {len(found)}", text, flags=re.MULTILINE)
     TABLE.write_text(text, encoding="utf-8")
 
 
