@@ -336,7 +336,7 @@ class Demo:
 
         pipeline, path = self.pipeline, self.pipeline.path
         summary = pipeline.answer(
-            *("federation", "run", self._plan, "--engine", self._engine, "--manifest", path("budget.json")),
+            *("federation", "run", self._plan, "--engine", self._engine, "--budget", path("budget.json")),
             *("--trust", path("trust.json"), *pipeline.file_words, *pipeline.ledger_words, "--folder", path("sites")),
             *("--test-file", path("test.csv"), "--out", path("run")),
         )
@@ -350,14 +350,14 @@ class Demo:
         path, name = self.pipeline.path, SITES[0]
         return (
             *("guard", "serve", "--party", name, "--data", path(f"{name}.csv"), "--plan", self._plan),
-            *("--manifest", path("budget.json"), "--trust", path("trust.json")),
+            *("--budget", path("budget.json"), "--trust", path("trust.json")),
             *("--ledger", self.pipeline.ledgers[name], "--folder", path("again"), "--socket", path("again.sock")),
         )
 
     def _audit(self) -> tuple[dict[str, Any], Path]:
         pipeline = self.pipeline
         pipeline.say("The audit: does the run keep its promise?")
-        verdict, report = pipeline.audit("--budget-seconds", DEMO_SECONDS)
+        verdict, report = pipeline.audit("--seconds", DEMO_SECONDS)
         checks = checks_text([check["outcome"] for check in verdict["checks"]])
         pipeline.tell(f"audited     {checks}; attacked by {DEFAULTS.reruns} reruns")
         return verdict, report
@@ -372,7 +372,7 @@ class Demo:
         middle = len(content) // 2
         content[middle] = ord("A") if content[middle] != ord("A") else ord("B")
         tampered.write_bytes(bytes(content))
-        words = ("manifest", "verify", tampered, "--trust", pipeline.path("trust.json"))
+        words = ("verify", tampered, "--trust", pipeline.path("trust.json"))
         pipeline.must_refuse("a tampered budget", *words)
         pipeline.tell("refused     to train twice on one budget", "refused     a budget with one changed letter")
 
@@ -385,7 +385,7 @@ class Demo:
         budget, trust = pipeline.path("unprotected.json"), pipeline.path("trust.json")
         pipeline.show("ledger", "init", ledger)
         signing = ("--out", budget, "--key", pipeline.path("officer.pem"), "--ledger", ledger)
-        words = ("--manifest", budget, "--trust", trust, "--ledger", ledger, "--out", pipeline.path("unprotected"))
+        words = ("--budget", budget, "--trust", trust, "--ledger", ledger, "--out", pipeline.path("unprotected"))
         try:
             pipeline.answer("calibrate", self._plan, "--no-privacy", "comparison", *signing)
             return pipeline.answer("train", self._plan, *words, "--quiet")

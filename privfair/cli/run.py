@@ -238,7 +238,7 @@ class Pipeline:
         """The command that trains under the signed budget into the folder `run`."""
         path = self.path
         return (
-            *("train", plan, "--manifest", path("budget.json"), "--trust", path("trust.json")),
+            *("train", plan, "--budget", path("budget.json"), "--trust", path("trust.json")),
             *("--ledger", path("ledger.db"), "--out", path(run)),
         )
 
@@ -251,7 +251,7 @@ class Pipeline:
         out, report, trust = self.path("audit.json"), self.path("report.html"), ("--trust", self.path("trust.json"))
         try:
             given = (*trust, *self.ledger_words, *self.file_words, *more)
-            self.show("audit", self.path("run"), *given, "--out", out, progress=True)
+            self.show("audit", "run", self.path("run"), *given, "--out", out, progress=True)
         except SystemExit as stop:
             if stop.code != 1:
                 raise
