@@ -21,10 +21,10 @@ from privfair.data.partition import permutation
 from privfair.data.read import MISSING, BadData, RawTable
 from privfair.data.schema import Schema
 
-# Attributes in files of their own, held by others than the records: joined by a column that numbers people.
+# Attributes in separate files, held by other silos than the records: joined by a column that numbers people.
 #
-# Every record's attribute must lie in exactly one of the files. The join happens where all files are at hand, as the
-# whole simulation does; it adds two columns to a record, the attribute and the name of the silo that holds it.
+# Every record's attribute must be in exactly one of the files. The join happens where all files are available, as in a
+# whole simulation; it adds two columns to a record, the attribute and the name of the silo that holds it.
 
 HELD_BY = "silo of the attribute"
 """The side column that names the holder of a record's attribute."""
@@ -44,7 +44,7 @@ class AttributeFiles:
         if self.sensitive in table.columns:
             raise BadData(
                 table.file,
-                "is held by the attribute files, and must not stand beside the features as well",
+                "is held by the attribute files, and must not be a column of the features as well",
                 "drop the column here, or drop [data.attributes] files",
                 column=self.sensitive,
             )
@@ -64,7 +64,7 @@ class AttributeFiles:
         return replace(table, columns={**table.columns, **added})
 
     def add_holder_to(self, schema: Schema) -> Schema:
-        """The schema with the holder among the columns that are kept beside the features."""
+        """The schema with the holder among the columns that are kept next to the features."""
         return replace(schema, side_columns=(*schema.side_columns, HELD_BY))
 
     def _bad(self, table: RawTable, rule: str, remedy: str, record: int) -> BadData:
@@ -93,7 +93,7 @@ def read_attribute_files(files: Sequence[Path], record: str, schema: Schema, lay
     return AttributeFiles(record, schema.sensitive.name, found, tuple(str(file) for file in files))
 
 
-# Attributes at sites of their own: nobody joins the files; holders tell registries in sealed messages which records
+# Attributes at separate sites: no one joins the files; holders tell registries in sealed messages which records
 # take part (privfair/federation/registries.py).
 
 
@@ -102,7 +102,7 @@ def without_attribute(table: RawTable, schema: Schema) -> RawTable:
     assert schema.sensitive is not None
     name, first = schema.sensitive.name, (schema.sensitive.values or ("",))[0]
     if name in table.columns:
-        rule = "is held by a registry, and must not stand beside the features as well"
+        rule = "is held by a registry, and must not be a column of the features as well"
         raise BadData(table.file, rule, "drop the column here, or drop [data.attributes]", column=name)
     everybody = np.full(table.records, first)
     return replace(table, columns={**table.columns, name: everybody})

@@ -1,4 +1,4 @@
-"""The benchmark data sets by name, as a plan asks for them: where their files are, and what their columns mean."""
+"""The benchmark data sets that a plan can name: where their files are, and what their columns mean."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def plain_or_one_hot(table: RawTable, name: str, values: tuple[str, ...]) -> NDA
 # Adult (census income, 1994): 45,222 complete records, 102 features, attribute sex.
 #
 # Encoding: the 6 numeric columns and one indicator for each value of the 7 categorical columns other than sex
-# (7 + 16 + 7 + 14 + 6 + 5 + 41 = 96), records with a missing cell left out. This is the 102 of the papers.
+# (7 + 16 + 7 + 14 + 6 + 5 + 41 = 96), records with a missing cell left out. The papers have the same 102.
 # `public-with-steps` adds 44 indicators: four numeric columns at eleven round values each.
 # Some features (relationship = Husband) all but name the sex of a record: attribute privacy protects what the
 # transcript adds to x and y, not what x tells by itself.
@@ -110,7 +110,7 @@ _ADULT_RAW_HEADER = tuple(
 
 _ADULT_SCALING: dict[str, Scaling] = {
     # Round figures a reader can choose without the file: adults' ages, the codebook's 16 grades of education, a
-    # working week, dollars in thousands. Gains stay linear: a log hides what a large gain tells about income.
+    # working week, dollars in thousands. Gains stay linear: a log hides what a large gain reveals about income.
     "age": PublicMeanScale(40, 15),
     "fnlwgt": PublicMeanScale(12, 0.75, Transform.SIGNED_LOG),
     "education-num": PublicMeanScale(10, 3),
@@ -196,7 +196,7 @@ def _uci_adult(folder: Path) -> RawTable:
 #
 # Encoding: limit, age, 6 bills and 6 payments as numbers (14); education with its undocumented codes 0, 5, 6
 # counted as 4 "other" (4); marriage with code 0 counted as 3 "other" (3); the six repayment codes one-hot
-# (4 x 11 + 2 x 10 = 64, because code 1 does not occur in the two earliest months). This is the 85 of the papers.
+# (4 x 11 + 2 x 10 = 64, because code 1 does not occur in the two earliest months). The papers have the same 85.
 #
 # Source: UCI Machine Learning Repository, "Default of Credit Card Clients", CC BY 4.0.
 
@@ -219,7 +219,7 @@ _CREDIT_TARGETS = ("default-payment-next-month", "default.payment.next.month", "
 
 
 def _credit_schema(scaling: BenchmarkScaling) -> Schema:
-    """The meaning of the columns, with the merges that give the papers' 85 features."""
+    """The meaning of the columns, with the merges that give the 85 features of the published work."""
     return Schema(
         target=CodedColumn("default", _CREDIT_CLASSES),
         sensitive=CodedColumn("SEX", _CREDIT_GROUPS),
@@ -274,7 +274,7 @@ def _whole_numbers(table: RawTable, name: str) -> NDArray[np.int64]:
 #
 # The file of the data package knows two values of race, Caucasian or not. The MMD paper's 5,278 records
 # (African-American and Caucasian defendants) cannot be picked out of it; ProPublica's file can be loaded as a file
-# of one's own. The score of the COMPAS tool and the 389 charge descriptions are left out: the first is a
+# of yours. The score of the COMPAS tool and the 389 charge descriptions are left out: the first is a
 # verdict to be examined and no fact about the person, the second are mostly single records.
 #
 # Source: ProPublica, "COMPAS Recidivism Risk Score Data and Analysis".
@@ -348,7 +348,7 @@ _CRIME_FEATURES = 99
 
 
 def load_communities_crime(path: Path | None = None) -> Dataset:
-    """Load Communities and Crime; `state` is kept beside the features for the partition."""
+    """Load Communities and Crime; `state` is kept next to the features for the partition."""
     raw = read_table(data_file("communities-crime", "crime.csv", path))
     features = [name for name in raw.columns if name not in _CRIME_NOT_FEATURES and not name.startswith("state_")]
     if len(features) != _CRIME_FEATURES or _CRIME_SOURCE not in features:
@@ -377,7 +377,7 @@ def _crime_state(table: RawTable) -> NDArray[np.int64]:
     return one_hot_names(table, "state_", codes).astype(np.int64)
 
 
-# All of them by name, and those of other packages.
+# The registry of all of them, and of those of other packages.
 
 _SCALED = (Benchmark.ADULT, Benchmark.CREDIT_CARD, Benchmark.COMPAS)
 

@@ -28,7 +28,7 @@ class Dataset:
     """Records as arrays that cannot be written to.
 
     `label[i]` indexes `class_names` and `group[i]` indexes `group_names`. The numbering comes from the
-    schema, once for all silos: two data sets with the same `schema_digest` number alike. `features` has one
+    schema, once for all silos: two data sets with the same `schema_digest` use the same numbers. `features` has one
     row per record; further axes are free (images). `side_columns` are kept for partitions and are never
     features. `steps` are the steps that only this data set's loader makes. `unscaled_features` still wait for
     non-private standardisation. `schema` is what a table was encoded with, every list filled in; images and made-up
@@ -110,7 +110,7 @@ class Dataset:
         """A column that is not a feature, for instance the one that says which silo a record belongs to."""
         if name not in self.side_columns:
             raise InvalidInput(
-                "column", name, "is not kept beside the features", f"choose one of {sorted(self.side_columns)}"
+                "column", name, "is not kept next to the features", f"choose one of {sorted(self.side_columns)}"
             )
         return self.side_columns[name]
 
@@ -137,7 +137,7 @@ class Dataset:
         return np.bincount(self.label, minlength=self.classes)
 
     def require_allowed(self, promise: PrivacyUnit | NothingPromised) -> None:
-        """Refuse to be used under a promise that does not cover what was read off the data."""
+        """Refuse to be used under a promise that does not cover what was taken from the data."""
         require_allowed(self.derived, promise)
 
 
@@ -180,7 +180,7 @@ def _codes(argument: str, values: Integers, records: int, names: int) -> Integer
         )
     if records and not (codes.min() >= 0 and codes.max() < names):
         raise InvalidInput(
-            argument, "a code", f"must lie between 0 and {names - 1}", "number by the names of the schema"
+            argument, "a code", f"must be between 0 and {names - 1}", "number by the names of the schema"
         )
     return _read_only(codes.astype(np.int64))
 
@@ -218,7 +218,7 @@ class Silo:
 
 @dataclass(frozen=True, eq=False)
 class Silos:
-    """All silos of a run, in a fixed order, with classes, groups and features numbered alike in each."""
+    """All silos of a run, in a fixed order, with classes, groups and features numbered the same in each."""
 
     members: tuple[Silo, ...]
 
@@ -262,13 +262,13 @@ class Silos:
     def binding(self) -> DataBinding:
         """What a manifest binds: names, sizes and the schema's digest.
 
-        The records are not hashed: a digest of private records is a publication, because whoever guesses the
+        The records are not hashed: a digest of private records is a publication, because anyone who guesses the
         records can check the guess.
         """
         return DataBinding.of(self[0].data.schema_digest, zip(self.names, self.sizes, strict=True))
 
     def require_allowed(self, promise: PrivacyUnit | NothingPromised) -> None:
-        """Refuse facts read off the data that the promise does not cover."""
+        """Refuse facts taken from the data that the promise does not cover."""
         for silo in self.members:
             silo.data.require_allowed(promise)
 

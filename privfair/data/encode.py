@@ -136,7 +136,7 @@ def _side_column(table: RawTable, schema: Schema, name: str) -> NDArray[Any]:
     """Numbers where the schema declares them, or the file has typed columns without gaps; else text.
 
     What the cells look like must not decide: one more row with a decimal, or without a value, would spell every other
-    id anew (`Dataset.identifiers`).
+    id differently (`Dataset.identifiers`).
     """
     if name == schema.silo_column:
         return table.names(name)

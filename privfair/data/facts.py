@@ -1,7 +1,7 @@
-"""What was read off the data instead of being known beforehand, and when that is allowed.
+"""What was taken from the data instead of being known beforehand, and when that is allowed.
 
 A mean, a list of categories or the number of groups that is taken from private records is a publication
-nobody pays for. Nothing here is forbidden as such: each fact is written down in the data set, and a run that
+that no budget pays for. Nothing here is forbidden as such: each fact is written down in the data set, and a run that
 promises privacy refuses the facts its promise does not cover.
 """
 
@@ -33,7 +33,7 @@ class FactKind(Enum):
 
 @dataclass(frozen=True)
 class DerivedFact:
-    """One column and what was read off it."""
+    """One column and what was taken from it."""
 
     kind: FactKind
     column: str

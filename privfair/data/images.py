@@ -165,7 +165,7 @@ def oriented_gradients(images: Dataset) -> Dataset:
 
     A fixed map of one image with no statistic of the data; every record's features have length 3 (or 0). Bit for bit
     they depend on this image alone (docs/theorems/stability.md, Lemma 10): pixels are whole numbers, angles come from a
-    table, and what follows is made of sums, products, quotients and roots, record by record in one order.
+    table, and what follows consists of sums, products, quotients and roots, record by record in one order.
     """
     if images.features.ndim != 4 or any(side % _CELL or side < 2 * _CELL for side in images.feature_shape[1:]):
         rule = "must be images whose sides are multiples of 4, at least 8"

@@ -1,6 +1,6 @@
 """What files look like, for a first plan: delimiter and decimals, and which column may be what.
 
-Nothing that is seen here becomes a public constant. Bounds stay empty until somebody fills them in from a codebook, a
+Nothing that is seen here becomes a public constant. Bounds stay empty until a person fills them in from a codebook, a
 form or a law; lists of names are taken over only if the user says that they are public.
 """
 
@@ -112,7 +112,7 @@ def _rows(lines: Sequence[str], delimiter: str) -> list[list[str]]:
 
 
 def _width(lines: Sequence[str], delimiter: str) -> int:
-    """In how many cells the delimiter cuts every line alike; 0 if it does not."""
+    """The number of cells into which the delimiter cuts every line; 0 if lines differ."""
     widths = {len(row) for row in _rows(lines, delimiter) if row}
     return widths.pop() if len(widths) == 1 else 0
 
@@ -203,10 +203,10 @@ def _look(name: str, tables: Sequence[RawTable], target: str, sensitive: str | N
 
 
 def schema_text(seen: SeenFiles, public_lists: bool) -> str:
-    """A first schema.toml; with `public_lists` the names seen are written as lists, else beside them as a comment."""
+    """A first schema.toml; with `public_lists` the names seen are written as lists, else as a comment."""
     lines = [
         "# What the columns mean. Fill in what says FILL IN, from what is known without the files:",
-        "# a codebook, a form's limits, a law. A number taken from the files would tell about the people in them.",
+        "# a codebook, a form's limits, a law. A number taken from the files would reveal facts about their people.",
         "version = 1",
         "",
     ]

@@ -25,8 +25,8 @@ def load_own_silos(files: Sequence[Path], own: OwnFormat, held: AttributeFiles |
     """Load all silos of a run in one place.
 
     With a silo column in the schema there must be one file; its silos are the column's values, sorted.
-    Otherwise each file is a silo with the file's name. Lists that the schema leaves open are read off all files
-    together, and recorded as such. `held` are attributes that lie in files of others.
+    Otherwise each file is a silo with the file's name. Lists that the schema leaves open are taken from all files
+    together, and recorded as such. `held` are attributes in files of others.
     """
     own, named = _read(files, own, held)
     schema, derived = resolve(own.schema, [table for _, table in named])
@@ -36,9 +36,9 @@ def load_own_silos(files: Sequence[Path], own: OwnFormat, held: AttributeFiles |
 def load_own_train_test(
     train: Sequence[Path], test: Sequence[Path], own: OwnFormat, held: AttributeFiles | None = None
 ) -> TrainTest:
-    """Load silos whose test records come in files of their own, given in the order of the training files.
+    """Load silos whose test records come in separate files, given in the order of the training files.
 
-    Open lists are read off training and test files together, so both parts number alike.
+    Open lists are taken from training and test files together, so both parts use the same numbers.
     """
     (_, training), (own, testing) = _read(train, own, held), _read(test, own, held)
     if own.schema.silo_column is None:

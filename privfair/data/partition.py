@@ -48,7 +48,7 @@ def split_dataset(
 
 
 def split_by_record(dataset: Dataset, seed: int, test_fraction: float, by: RecordHash) -> tuple[Dataset, Dataset]:
-    """Training and test records: each is a test record if a coin of its own says so, whatever other records do."""
+    """Training and test records: each is a test record if its own coin decides so, independently of other records."""
     tests = by.below(dataset, seed, "split", open_unit("test_fraction", test_fraction))
     if tests.all() or not tests.any():
         raise InvalidInput(
@@ -171,7 +171,7 @@ def _ranked(dataset: Dataset, column: str) -> NDArray[Any]:
 def _heterogeneous(attribute: NDArray[Any], silos: int, h: float, seed: int) -> Integers:
     """Algorithm 3 of SteFFLe (appendix E.2.3).
 
-    Where n/K is no whole number the first n mod K silos get one record more, so that nobody is left over. The
+    Where n/K is no whole number the first n mod K silos get one record more, so that no record is left over. The
     printed line 3 ("equal sized partitions based on attribute A") is read as: sort by A, ties in random
     order, cut into K slices.
     """

@@ -112,7 +112,7 @@ class RawTable:
             if name in self.columns:
                 continue
             near = difflib.get_close_matches(name, self.columns, n=1)
-            # By its place: in a file without a header line the "name" would be somebody's cell.
+            # Its position, not its name: in a file without a header line the "name" would be a person's cell.
             hint = f" (column {list(self.columns).index(near[0]) + 1} has a similar name)" if near else ""
             remedy = "add the column or fix the schema"
             only = next(iter(self.columns)) if len(self.columns) == 1 else ""
@@ -292,7 +292,7 @@ def read_table(path: Path, delimiter: str = ",", decimal: str = ".") -> RawTable
 def parse_csv(content: bytes, file: str, delimiter: str = ",", header: Sequence[str] | None = None) -> RawTable:
     """Parse CSV strictly: UTF-8, one header line with distinct names, every record as wide as the header.
 
-    With `header` given the file has no header line of its own.
+    With `header` given the file itself has no header line.
     """
     plain = _parse_plain(content, file, delimiter, header)
     if plain is not None:

@@ -1,7 +1,7 @@
 """What the columns of a table mean: target, sensitive attribute, features, how numbers are scaled, and public facts.
 
 A schema is the single source of numbering. Class and group numbers are positions in its lists; a list that is
-not declared is resolved once over *all* silos (sorted) and remembered as a fact read off the data.
+not declared is resolved once over *all* silos (sorted) and remembered as a fact taken from the data.
 
 A numeric column becomes a feature by public constants, by constants that were paid for, or not at all. The union
 `Scaling` is closed. Statistics of private records enter only by two doors, both with a name on them: `PaidScaling`,
@@ -102,7 +102,7 @@ class PublicMeanScale(_MeanScale):
 class PaidScaling(_MeanScale):
     """Mean and scale that a gate published with noise; `receipt` names the charge in the ledger.
 
-    Guarantee: none of its own. It is post-processing of a published value, so it is as private as the release
+    Guarantee: none added. It is post-processing of a published value, so it is as private as the release
     that `receipt` names; a manifest must list that release.
     """
 
@@ -130,7 +130,7 @@ class NonPrivateStandardisation:
 
 @dataclass(frozen=True)
 class Unscaled:
-    """The value as it stands in the file."""
+    """The value as the file has it."""
 
     kind: Literal["unscaled"] = "unscaled"
 
@@ -195,7 +195,7 @@ class CodedColumn:
 
 @dataclass(frozen=True)
 class Missing:
-    """What a cell without a number counts as: a public value, and whether a feature of its own says so."""
+    """What replaces a cell without a number: a public value, and whether a separate feature marks it."""
 
     value: float
     indicator: bool = False
@@ -298,7 +298,7 @@ class Schema:
 
     @property
     def unresolved(self) -> tuple[str, ...]:
-        """The coded columns whose list is not declared and must be read off the data."""
+        """The coded columns whose list is not declared and must be taken from the data."""
         coded = (self.target, *(() if self.sensitive is None else (self.sensitive,)), *self.categorical)
         return tuple(column.name for column in coded if column.values is None)
 

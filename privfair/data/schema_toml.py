@@ -6,7 +6,7 @@
 
     [target]
     column = "default"
-    classes = ["no", "yes"]            # the numbering; left out: sorted, and then a fact read off the data
+    classes = ["no", "yes"]            # the numbering; left out: sorted, and then a fact taken from the data
 
     [sensitive]                        # leave the table out if there is no attribute
     column = "sex"
@@ -42,7 +42,7 @@
     decimal = ","
 
 A numeric column that says nothing about its scale is refused: a scale taken from the records would be a
-statistic of private data that nobody asked for.
+statistic of private data that no budget pays for.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ class _Numeric:
             return PublicBounds(*self.bounds, self.transform)
         if self.mean is not None:
             if self.scale is None:
-                raise InvalidInput("scale", None, "must be a number beside the mean", "write scale = 1.0")
+                raise InvalidInput("scale", None, "must be a number if `mean` is given", "write scale = 1.0")
             reach = 10.0 if self.reach is None else self.reach
             if self.receipt is not None:
                 return PaidScaling(self.mean, self.scale, self.transform, reach, receipt=self.receipt)
@@ -176,7 +176,7 @@ class _File(FileLayout):
 
 
 def _file(document: Mapping[str, Any]) -> tuple[Layouts, Names]:
-    """How all files are written, and the columns to keep beside the features."""
+    """How all files are written, and the columns to keep next to the features."""
     table = _table(document, "file")
     usual = read_section(_File, "file", {key: value for key, value in table.items() if key != "exceptions"})
     others = {

@@ -3,7 +3,7 @@
 A promise speaks of the file that was handed in, and a price of the units that the algorithm sees. They are the same
 promise only if every step in between is *stable*: one unit added, removed or replaced in the file changes at most so
 many units after the step. Each step says so by a `Stability` claim, proved in docs/theorems/stability.md; a step
-without a claim for the promised unit is refused by name.
+without a claim for the promised unit is refused with an error that names it.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ COMPLETE_ROWS = Stability(
     "Lemma 2",
     "give a file without missing cells",
 )
-SEPARATE_TEST_FILES = Stability.one_to_one("test records in files of their own", EVERY_UNIT, "Lemma 3")
+SEPARATE_TEST_FILES = Stability.one_to_one("test records in separate files", EVERY_UNIT, "Lemma 3")
 SPLIT_BY_POSITION = Stability.one_to_one(
     "splitting train and test by position",
     (ATTRIBUTE, RECORD_REPLACED),
@@ -144,9 +144,9 @@ SILOS_READ_OFF = Stability.one_to_one(
     "silos named by a column of the file",
     (ATTRIBUTE,),
     "Lemma 4",
-    "declare the silos' public names: names = [...] beside the column, without least",
+    "declare the silos' public names: names = [...] next to `column`, without `least`",
 )
-SILOS_DECLARED = Stability.one_to_one("silos declared by name", EVERY_UNIT, "Lemma 5")
+SILOS_DECLARED = Stability.one_to_one("silos with declared names", EVERY_UNIT, "Lemma 5")
 ATTRIBUTES_APART = Stability.one_to_one(
     "attributes held apart from records", (ATTRIBUTE,), "Lemma 4", "drop [data.attributes]"
 )

@@ -118,13 +118,13 @@ class TrainingData:
             raise InvalidInput(
                 "[data] at-least",
                 self.at_least,
-                f"is needed for {party!r}: where units can be added or removed, an exact size tells who is in the file",
-                "write at-least = 1000, for example, a public number of units that each silo has for sure",
+                f"is needed for {party!r}: an exact size reveals who is in the file if units can be added or removed",
+                "write at-least = 1000, for example, a public number of units that each silo certainly has",
             )
         return bound
 
     def not_protected(self, unit: PrivacyUnit) -> tuple[str, ...]:
-        """What is known of the data beside the noise, each in one sentence, for the manifest."""
+        """What is known of the data in addition to the noise, for the manifest: one entry per fact."""
         held_out = (
             "Records in the test files"
             if stability.SEPARATE_TEST_FILES in self.steps
@@ -147,9 +147,9 @@ class TrainingData:
         )
 
     def require_allowed(self, promise: PrivacyUnit | NothingPromised, research: bool = False) -> None:
-        """Refuse facts read off the data that the promise does not cover, and users or records mixed up.
+        """Refuse facts taken from the data that the promise does not cover, and users or records mixed up.
 
-        Research noise protects nobody, and its output says so: only then users may be copied.
+        Users may be copied only under research noise, which protects no one and marks its output.
         """
         self.parties.require_allowed(promise)
         if isinstance(promise, PrivacyUnit):
@@ -167,7 +167,7 @@ class TrainingData:
             if self.clients and promise.relation is Relation.ADD_REMOVE:
                 raise UnsupportedCombination(
                     f"clients of one aggregator with add-remove privacy of one {promise.protected.value}",
-                    "the algorithm is told each client's exact number of records, which tells who is in the file",
+                    "the algorithm is told each client's exact number of records, which reveals who is in the file",
                     "use an algorithm whose silos send for themselves, or replace-one",
                 )
             if self.shared_with_test is not None:
@@ -256,7 +256,7 @@ def _at_one_party(loaded: TrainingData) -> TrainingData:
 
 
 def known_of_silos(unit: PrivacyUnit, parties: int, *, apart: bool) -> tuple[str, ...]:
-    """What is known of so many silos under a promise to `unit`, each in one sentence, for the manifest.
+    """What is known of `parties` silos under a promise to `unit`, for the manifest: one entry per fact.
 
     `apart` says whether attributes are held by others than the records.
     """
@@ -275,7 +275,7 @@ def known_of_silos(unit: PrivacyUnit, parties: int, *, apart: bool) -> tuple[str
     )
 
 
-# Files that stay at their own sites: what a plan says of them in public, and what one site loads of its own.
+# Files that stay at their own sites: what a plan says of them in public, and what one site loads from its files.
 
 
 def site_facts(
@@ -297,7 +297,7 @@ def site_facts(
             raise InvalidInput(
                 "[data.users]",
                 "(a table)",
-                "does not tell how many users there are, and no site may be asked before the budget is signed",
+                "does not fix the number of users, and no site may be asked before the budget is signed",
                 "write users = 1000 under [data.users], or at-least = 1000 under [data] for users of a column",
             )
     groups = EVERYONE if schema.sensitive is None else schema.sensitive.values or ()
@@ -353,7 +353,7 @@ def _with_record_numbers(schema: Schema, record: str) -> Schema:
 
 
 def site_files(plan: DataPlan) -> dict[str, bytes]:
-    """The schema by its name, to be kept beside a copy of the plan, if the plan looks for it beside itself."""
+    """The schema by its name, to be kept next to a copy of the plan, if the plan looks for it in its own folder."""
     source, _ = site_format(plan)
     return {source.schema.name: source.schema.read_bytes()}
 

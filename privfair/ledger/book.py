@@ -170,7 +170,7 @@ class Book:
         subject, unit = f"a budget for data set {entry.dataset!r}", UNIT_OF_TEXT[entry.unit]
         if (entry.dataset, unit) in self.budgets:
             raise BudgetExceeded(
-                subject, "it has one for this unit already, which is never raised", "go on with the budget that is set"
+                subject, "it has one for this unit already, never raised", "continue with the budget that is set"
             )
         if self.restored is not None:
             raise BudgetExceeded(
@@ -234,7 +234,7 @@ class Book:
             if self.restored is not None:
                 raise BudgetExceeded(
                     subject,
-                    f"{named}, which counts as spent since entry {self.restored.seq} restored a backup",
+                    f"{named}, which is treated as spent since entry {self.restored.seq} restored a backup",
                     "have manifests on other data signed",
                 )
             found = self.filter_on(dataset, unit, (*before, asked)[0])

@@ -86,7 +86,7 @@ class Claim:
             raise RoundNotHeld(
                 f"to release {name!r} of {party!r} in round {round_number} of manifest {short(self.manifest)}",
                 f"an earlier session charged it; this one holds rounds from {self._first} on",
-                "send published bytes again from the transcript, or go on with a fresh round",
+                "send published bytes again from the transcript, or continue with a fresh round",
             )
         if key in self._recorded:
             raise released_before(self.manifest, key)
@@ -108,7 +108,7 @@ class Claim:
         """Record what the transcript shows and a crash kept out of the ledger; how many were missing.
 
         A release that is recorded already must have the same digest: two different publications of one
-        value are what the ledger exists to prevent, and are refused by name.
+        value are what the ledger exists to prevent, and are refused.
         """
         wanted = list(releases)
         with self._journal.lock:

@@ -42,7 +42,7 @@ from calibrate.privacy_unit import PrivacyUnit
 
 
 class Refusal(LedgerRefused):
-    """One sentence: what was refused, by which rule, and what to do."""
+    """What was refused, by which rule, and what to do."""
 
     def __init__(self, subject: str, rule: str, remedy: str) -> None:
         self.subject = subject
@@ -149,7 +149,7 @@ class Opened(_Entry):
 
     kind: Literal["open"] = "open"
     version: Literal[2, 3] = 3
-    """2 had no Renyi divergences in its claims; such a ledger is read and goes on."""
+    """2 had no Renyi divergences in its claims; such a ledger is read and continued."""
     ledger: Digest
     bound_only: Literal[True] | None = Field(default=None, exclude_if=_is_none)
     """Refuse manifests that were signed for no ledger in particular."""
@@ -263,7 +263,7 @@ class Closed(_Entry):
 
 
 class Restored(_Entry):
-    """The entries up to here come from a backup, and nobody knows what followed them.
+    """The entries up to here come from a backup, and what followed them is unknown.
 
     So the ledger gets a new identity, which no manifest was signed for, open claims are over, and every budget counts
     as spent.
@@ -274,9 +274,9 @@ class Restored(_Entry):
 
 
 class TrustNoted(_Entry):
-    """A trust file under which a run began or went on: later ones must follow it, earlier ones are refused.
+    """A trust file under which a run began or resumed: later ones must follow it, earlier ones are refused.
 
-    `root` is the key that signed it (None: nobody), `first_key` the first key that it lists.
+    `root` is the key that signed it (None: unsigned), `first_key` the first key that it lists.
     """
 
     kind: Literal["trust"] = "trust"
@@ -323,16 +323,16 @@ def decode(body: str) -> Entry:
 
 
 def stored_bytes(body: str) -> bytes:
-    """The bytes behind a stored text, also where somebody stored bytes that are not UTF-8."""
+    """The bytes behind a stored text, also where they are bytes that are not UTF-8."""
     return body.encode("utf-8", "surrogateescape")
 
 
 # The hash chain: each entry's canonical text contains its number and the digest of the one before.
 #
 # Changing, dropping, inserting or reordering any entry breaks every digest after it. What a chain cannot
-# show is that its end was cut off, or that an old copy was put back: that is the anchor's task.
+# show is that its end was cut off, or that an old copy replaced it: that is the anchor's task.
 
-_REMEDY = "put back an untouched copy that is not older than the anchor, or ask the privacy officer to start anew"
+_REMEDY = "restore an untouched copy that is not older than the anchor, or ask the privacy officer for a new ledger"
 
 
 @dataclass(frozen=True)

@@ -77,7 +77,7 @@ class _Document(BaseModel):
 
 
 class AnchorFile:
-    """The anchor in a file of its own, best on other storage than the ledger."""
+    """The anchor in a separate file, best on other storage than the ledger."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -132,7 +132,7 @@ def check_anchor(anchor: Anchor | None, book: Book) -> AnchorState:
         raise RolledBack(
             "the ledger",
             f"it ends at entry {book.head.seq}, but its anchor has seen entry {anchor.head.seq}, "
-            f"so an old copy was put back or its end was cut off",
+            f"so an old copy replaced it or its end was cut off",
             _LOST,
         )
     if not book.contains(anchor.head):
@@ -199,13 +199,13 @@ class Journal:
     def _prepare(self) -> None:
         if not self.store.exists():
             check_anchor(self.anchor_file.read(), Book())
-            self.store.close()  # a PostgreSQL connection goes on remembering that the table was not there
+            self.store.close()  # a PostgreSQL connection still remembers that the table was not there
             self.store.create_if_absent()
         self.store.check()
 
     def _occupied(self) -> WrongLedger:
         return WrongLedger(
-            self.store.label, "there is a ledger here already, which is never made anew", "choose another place"
+            self.store.label, "there is a ledger here already, and a ledger is never replaced", "choose another place"
         )
 
     def begin(self) -> None:
@@ -221,7 +221,7 @@ class Journal:
             raise RolledBack(
                 self.store.label,
                 f"it has {self._book.head.seq} entries but its anchor {self.anchor_file.path} is missing",
-                "put the anchor back, or adopt the ledger with an end that was noted elsewhere",
+                "restore the anchor, or adopt the ledger with an end that was noted elsewhere",
             )
         if self._book.head.seq == 0:
             raise Unavailable(
@@ -275,7 +275,7 @@ class Journal:
             return book
 
     def entries(self) -> Iterator[Entry]:
-        """All entries in order, for whoever looks for more than the book remembers."""
+        """All entries in order, for callers that need more than the book remembers."""
         with self.lock:
             self.refresh()
             with self.store.reading() as connection:
@@ -324,7 +324,7 @@ class Journal:
 
     @contextmanager
     def _forgetting_on_error(self) -> Iterator[None]:
-        """Forget the book where it may hold entries that were not committed; the next look reads anew."""
+        """Forget the book where it may hold entries that were not committed; the next look reads the file again."""
         try:
             yield
         except BaseException:

@@ -63,7 +63,7 @@ def backend_for(location: str | Path, access: LedgerAccess) -> Backend:
 
 
 def default_anchor(location: str | Path, access: LedgerAccess) -> Path | None:
-    """Beside a file; nowhere for a server, which is refused where the ledger is to be written."""
+    """LEDGER.anchor for a file; None for a server, which is refused where the ledger is to be written."""
     if not _is_url(location):
         path = Path(location)
         if not path.name:
@@ -136,7 +136,7 @@ class Ledger:
     ) -> Ledger:
         """Open the ledger that was made at a file path or a PostgreSQL URL, verify all of it, and check its anchor.
 
-        Without `anchor`, a file's anchor is `<file>.anchor` beside it; a PostgreSQL ledger that is to be
+        Without `anchor`, a file's anchor is `<file>.anchor` in its folder; a PostgreSQL ledger that is to be
         written needs one to be named. A ledger that is to be written and whose anchor is missing is
         refused: `Ledger.adopt` is the way to give it a new one.
 
@@ -152,7 +152,7 @@ class Ledger:
         now: Callable[[], datetime] = _utc_now,
         bound_only: bool = False,
     ) -> Ledger:
-        """Make a ledger, with an identity of its own, where there is none; the only way in which one comes to be.
+        """Make a ledger with a new identity where there is none; no other function makes one.
 
         With `bound_only` it refuses manifests that were signed for no ledger in particular.
 
@@ -169,10 +169,10 @@ class Ledger:
         """Make a ledger of a backup, at a place that has none.
 
         Where the anchor file is still there and says that the backup ends where the ledger ended, nothing is lost and
-        the ledger goes on. Otherwise nobody knows which claims and charges came after the backup. Then, so that no
+        the ledger is used again. Otherwise claims and charges after the backup are unknown. Then, so that no
         promise can be broken: the ledger gets a new identity, so that manifests signed for the old one are refused;
-        claims that were open are over; every budget of a data set counts as spent. The old anchor is kept beside the
-        new one with `.lost` at its end.
+        claims that were open are over; every budget of a data set is treated as spent. The old anchor is kept
+        next to the new one with `.lost` at its end.
 
         backup: What `backup` wrote. location: The new path or URL. anchor: Its new anchor file. now: The clock.
         """
@@ -221,11 +221,11 @@ class Ledger:
         return cls.open(location, anchor)
 
     def claim(self, terms: ManifestTerms, token: ClaimToken | None = None, claimant: str | None = None) -> Claim:
-        """Take a manifest into use, once; whoever comes second is refused.
+        """Take a manifest into use, once; a second claim is refused.
 
         Pass a token that is already saved, so that a crash right after the claim can be resumed from.
 
-        terms: What the manifest allows. token: Proves the claim later. claimant: Who claims; this process unless given.
+        terms: What the manifest allows. token: Proves the claim later. claimant: Who claims [default: this process].
         """
         token = token or ClaimToken.fresh()
         draft = partial(
@@ -252,9 +252,9 @@ class Ledger:
             return Claim(self._journal, token, book.ledger, book.account(terms.manifest_digest))
 
     def resume(self, token: ClaimToken, claimant: str | None = None) -> Claim:
-        """Go on with a claim after a crash: fresh rounds only, and earlier sessions can charge no more.
+        """Resume a claim after a crash: fresh rounds only, and earlier sessions can charge no more.
 
-        token: Of the claim. claimant: Who goes on; this process unless given.
+        token: Of the claim. claimant: Who resumes [default: this process].
         """
         who = label("claimant", claimant_here() if claimant is None else claimant)
 
@@ -272,7 +272,7 @@ class Ledger:
 
         Guarantee: once a trust file in which a key is revoked was remembered, no earlier file of the same root key
         (or, unsigned, with the same first key) is accepted; once a root-signed file was, no unsigned one is. A file
-        that hands over to another root key is the last one of its own.
+        that names another root key is the last one that this root signs.
 
         seen: The file's root key, sequence and digest.
         """

@@ -40,7 +40,7 @@ class ManifestStatus:
 
     @property
     def dataset_declared(self) -> bool:
-        """False where the data set goes by the digest of names and sizes, because nobody declared an identity."""
+        """False where the data set is identified by the digest of names and sizes, for want of a declared identity."""
         return self.claim.dataset != undeclared_dataset(self.claim.data)
 
 

@@ -196,7 +196,7 @@ class SqliteFile(Backend):
 
     def __init__(self, path: Path, access: LedgerAccess) -> None:
         if not path.parent.is_dir():
-            raise InvalidInput("ledger", str(path), "must lie in an existing folder", "create the folder first")
+            raise InvalidInput("ledger", str(path), "must be in an existing folder", "create the folder first")
         self._path = path
         self._access = access
         self._inode: tuple[int, int] | None = None
@@ -216,7 +216,7 @@ class SqliteFile(Backend):
             f"file:{quote(os.fsencode(self._path.absolute()))}?mode={mode}",
             uri=True,
             timeout=_WAIT_SECONDS,
-            isolation_level=None,  # we say BEGIN and what kind, the driver adds none of its own
+            isolation_level=None,  # our code sends BEGIN and its kind; the driver adds none
             check_same_thread=False,  # the ledger's own lock lets one thread in at a time
         )
         connection.text_factory = lambda raw: raw.decode("utf-8", "surrogateescape")
@@ -245,7 +245,7 @@ class SqliteFile(Backend):
 
     def create(self, connection: Connection) -> None:
         if self._stored_schema(connection):
-            raise NotIntact(self.label, "the file is a database of something else", "give the ledger a file of its own")
+            raise NotIntact(self.label, "the file is a database of something else", "give the ledger a separate file")
         for statement in _SQLITE_SCHEMA.values():
             connection.exec_driver_sql(statement)
 
@@ -273,11 +273,11 @@ class SqliteFile(Backend):
         return {row.name: row.sql for row in rows}
 
     def _check_same_file(self) -> None:
-        """A connection goes on writing to a file that was renamed or deleted; charges there are lost."""
+        """A connection keeps writing to a file that was renamed or deleted; charges there are lost."""
         try:
             now = os.stat(self._path)
         except OSError as error:
-            raise RolledBack(self.label, "the file is gone", "put the ledger back and start again") from error
+            raise RolledBack(self.label, "the file is gone", "restore the ledger and start again") from error
         inode = (now.st_dev, now.st_ino)
         if self._inode is None:
             self._inode = inode
@@ -290,7 +290,7 @@ class SqliteFile(Backend):
 # Writers queue on an advisory lock that the end of the transaction gives back. The isolation level has to
 # be READ COMMITTED: a snapshot kept from before the wait would not show what the previous writer did.
 # Durability is asked for in each transaction, whatever the server's default is. The unique predecessor
-# column would stop a second successor of one entry even if somebody wrote without the lock.
+# column would stop a second successor of one entry even if a process wrote without the lock.
 
 _LOCK_SPACE = 0x70666C64 << 32  # "pfld", so that other programs' advisory locks are not met by accident
 _TRIGGERS = frozenset({f"{TABLE}_no_change", f"{TABLE}_no_truncate"})
@@ -330,7 +330,7 @@ class PostgresTable(Backend):
         """Nothing to do: the database itself is the server administrator's to create."""
 
     def begin_creating(self, connection: Connection) -> None:
-        # Nothing may look the table up before the lock is held: PostgreSQL would go on remembering that it
+        # Nothing may look the table up before the lock is held: PostgreSQL would still remember that it
         # was not there.
         self._lock(connection, "0")
 

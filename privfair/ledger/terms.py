@@ -85,7 +85,7 @@ def promise(epsilon: float, delta: float) -> None:
     """Check an (epsilon, delta) that may also be pure (delta = 0)."""
     positive("epsilon", epsilon)
     if isinstance(delta, bool) or not isinstance(delta, float | int) or not 0 <= delta < 1:
-        raise InvalidInput("delta", delta, "must lie in [0, 1)", "give for example 1e-5")
+        raise InvalidInput("delta", delta, "must be in [0, 1)", "give for example 1e-5")
 
 
 class Release(NamedTuple):
@@ -102,7 +102,7 @@ class ClaimToken:
     """The secret that lets its holder resume a claim; the ledger keeps only its digest.
 
     Save it in the run folder *before* claiming: then no crash can strand a manifest that was claimed by a
-    process which died before it could write down how to go on.
+    process which died before it could write down how to resume.
     """
 
     secret: str = field(repr=False)
@@ -146,5 +146,5 @@ def timestamp(moment: datetime) -> str:
 
 
 def claimant_here() -> str:
-    """Who claims, when nothing else is said: user, machine and process."""
+    """The default claimant: user, machine and process."""
     return f"uid {os.getuid()} on {os.uname().nodename}, process {os.getpid()}"

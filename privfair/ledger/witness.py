@@ -1,8 +1,8 @@
 """A transparency log of claims: a Merkle tree that only grows, shared by the silos.
 
 Each ledger knows only itself. A budget that was claimed in two of them, or in two copies of one, is seen when claims
-are written to a log that others can read: the log's head stands for all of it, so nobody can take a receipt out again
-without being found out. Hashing and proofs follow RFC 6962, Section 2.1.
+written to a log that others can read: the log's head stands for all of it, so a receipt that is taken out again is
+detected. Hashing and proofs follow RFC 6962, Section 2.1.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def tree_root(leaves: Sequence[bytes]) -> bytes:
 
 
 def inclusion_proof(leaves: Sequence[bytes], index: int) -> tuple[bytes, ...]:
-    """PATH(index, leaves): what `included` needs beside the leaf to arrive at the root."""
+    """PATH(index, leaves): what `included` needs in addition to the leaf to arrive at the root."""
     if len(leaves) == 1:
         return ()
     k = _split(len(leaves))
@@ -175,10 +175,10 @@ class ClaimReceipt(BaseModel):
 
 
 def second_uses(receipts: Iterable[ClaimReceipt]) -> tuple[str, ...]:
-    """Every use of a budget beyond the one that was signed, in one sentence each.
+    """Every use of a budget beyond the one that was signed, one entry each.
 
     A budget that names one ledger per silo is claimed once in each of them. Any other second claim of a manifest or
-    of its nonce is a second use; so is a second history of one ledger, such as a copy that was put back.
+    of its nonce is a second use; so is a second history of one ledger, such as a restored copy.
     """
     claims: dict[str, ClaimReceipt] = {}
     entries: dict[tuple[str, int], ClaimReceipt] = {}
@@ -273,7 +273,7 @@ def receipts_at(place: Path) -> list[ClaimReceipt]:
 
 
 def forks(logs: Sequence[WitnessLog]) -> Iterator[str]:
-    """Logs of one name of which neither is the beginning of the other, in one sentence each."""
+    """Logs of one name of which neither is the beginning of the other, one entry each."""
     for log, other in combinations(logs, 2):
         if other.path.name == log.path.name:
             first, second = sorted((hashed(log.read()), hashed(other.read())), key=len)
@@ -300,7 +300,7 @@ _NOTES: TypeAdapter[dict[str, str]] = TypeAdapter(dict[str, str])
 
 
 class NotedHeads:
-    """What a silo remembers of the logs it saw, by file name, so that one that was cut or rewritten is found out."""
+    """What a silo remembers of the logs it saw, by file name, so that a cut or rewritten log is detected."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -74,7 +74,7 @@ def category_array(categories: ArrayLike, alternatives: int) -> NDArray[np.int64
         raise InvalidInput(
             "categories",
             (int(array.min()), int(array.max())),
-            f"must lie in 0 .. {alternatives - 1}",
+            f"must be in 0 .. {alternatives - 1}",
             "number the categories from 0, or raise k",
         )
     return array.astype(np.int64)
@@ -100,7 +100,7 @@ _EXPONENT_PER_DIGIT = 8
 
 
 def uniform_is_below_exponential(first_bits: int, height: Fraction, exponent: Fraction, stream: WordStream) -> bool:
-    """Whether U * height < exp(-exponent), where U lies in [first_bits, first_bits + 1) * 2^-53.
+    """Whether U * height < exp(-exponent), where U is in [first_bits, first_bits + 1) * 2^-53.
 
     Guarantee: given a uniform U, the answer is true with probability exactly exp(-exponent) / height (or 1
     if that is larger): no comparison is ever decided on a rounded number.
@@ -121,7 +121,7 @@ def exponential_enclosure(exponent: Fraction, digits: int) -> tuple[Fraction, Fr
     """Rationals on both sides of exp(-exponent), for exponent >= 0, about 10^-digits (relatively) apart.
 
     An exponent beyond 8 * digits gets 0 as its lower end: a rational near exp(-10^9) would fill the memory,
-    and whoever needs to know more asks again with more digits.
+    and a caller that needs more asks again with more digits.
     The quotient is correctly rounded, relatively within 5 * 10^-digits, which moves exp relatively by
     5 * exponent * 10^-digits (to first order); exp is correctly rounded, too. The margin is twice the sum.
     """
@@ -194,7 +194,7 @@ def block_table(exponent: Exponent, band: float = BAND) -> BlockTable:
     """Cut the half line into blocks whose heights are proved to lie above the target."""
     if not SMALLEST_SCALE <= exponent.scale <= LARGEST_SCALE:
         raise InvalidInput(
-            "scale in steps", float(exponent.scale), "must lie in [2^-20, 2^40]", "choose another grid step"
+            "scale in steps", float(exponent.scale), "must be in [2^-20, 2^40]", "choose another grid step"
         )
     width_bits = max(int(exponent.scale) // _BLOCKS_PER_SCALE, 1).bit_length() - 1
     blocks = next(j for j in range(1, 255) if exponent.exact(j << width_bits) >= _TAIL_STARTS_AT)

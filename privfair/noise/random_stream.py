@@ -60,7 +60,7 @@ class SecureStream:
         keystream.update_into(_ZEROS[: len(target)], target)
 
     def _restart_in_child(self) -> None:
-        # Another thread of the parent may have held the lock at the moment of the fork: nobody would free it.
+        # Another thread of the parent may have held the lock at the moment of the fork and would never free it.
         self._lock = threading.Lock()
         self._key = bytearray(_system_entropy())
 
@@ -88,7 +88,7 @@ os.register_at_fork(after_in_child=_restart_all_in_child)
 def uniform_below(bound: int, number: int, stream: WordStream) -> NDArray[np.int64]:
     """`number` independent whole numbers, exactly uniform on 0, 1, ..., bound - 1, by rejection."""
     if not 1 <= bound <= 1 << 62:
-        raise InvalidInput("bound", bound, "must lie in [1, 2^62]", "give fewer alternatives")
+        raise InvalidInput("bound", bound, "must be in [1, 2^62]", "give fewer alternatives")
     mask = np.uint64((1 << (bound - 1).bit_length()) - 1)
     out = np.empty(number, dtype=np.int64)
     missing = np.arange(number)

@@ -50,7 +50,7 @@ class Grid:
             raise InvalidInput(
                 "grid step",
                 f"2^{-self.fraction_bits}",
-                "must lie between 2^-900 and 2^900, far from overflow and underflow",
+                "must be between 2^-900 and 2^900, far from overflow and underflow",
                 "rescale the values and their noise",
             )
 
@@ -178,7 +178,7 @@ class ResponseLaw:
     def __post_init__(self) -> None:
         count("k", self.k, least=2)
         if not Fraction(1, self.k) <= self.keep < 1:
-            raise InvalidInput("keep", self.keep, f"must lie in [1/{self.k}, 1)", "ask for a law by its epsilon")
+            raise InvalidInput("keep", self.keep, f"must be in [1/{self.k}, 1)", "ask for a law by its epsilon")
 
     @classmethod
     def for_epsilon(cls, k: int, epsilon: float | Fraction) -> ResponseLaw:
@@ -246,7 +246,7 @@ class ExactNoise:
         """
         scale = NoiseScale.at_least(sigma)
         steps = scale.grid.round_toward_zero(values)
-        steps += discrete_gaussian(steps.shape, scale.in_steps, self._stream)  # an array of our own: no copy
+        steps += discrete_gaussian(steps.shape, scale.in_steps, self._stream)  # a new array: no copy needed
         return scale.grid.to_floats(steps)
 
     def laplace(self, values: ArrayLike, scale: float | Fraction) -> Floats:
@@ -270,15 +270,15 @@ UNSAFE_LABEL = "UNSAFE-seeded-research-noise numpy-pcg64 floating-point stream-p
 
 
 class UnsafeNoiseWarning(UserWarning):
-    """Noise that protects nobody is in use."""
+    """Noise that protects no one is in use."""
 
 
 @final
 class UnsafeSeededResearchNoise:
-    """Noise that whoever knows the seed can subtract, added in floating point. Never for data about people.
+    """Noise that anyone who knows the seed can subtract, added in floating point. Never for data about people.
 
     It makes no privacy guarantee: the seed repeats, the generator is predictable, and low bits leak.
-    It warns when made, and its label goes into manifest and transcript. Each party has a stream of its own, which
+    It warns when made, and its label goes into manifest and transcript. Each party has its own stream, which
     follows from the seed, the party's name and the session: another session of an interrupted run repeats nothing.
     """
 
@@ -290,7 +290,7 @@ class UnsafeSeededResearchNoise:
             np.random.PCG64(np.random.SeedSequence(count("seed", seed, least=0), spawn_key=key))
         )
         warnings.warn(
-            f"{UNSAFE_LABEL}: reproducible noise protects nobody; use ExactNoise for data about people",
+            f"{UNSAFE_LABEL}: reproducible noise protects no one; use ExactNoise for data about people",
             UnsafeNoiseWarning,
             stacklevel=2,
         )

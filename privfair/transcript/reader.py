@@ -40,7 +40,7 @@ from privfair.transcript.storage import (
 
 
 class Ending(Enum):
-    """CLOSED by its writer; OPEN when the run goes on or was killed; TORN when the last frame is unfinished."""
+    """CLOSED by its writer; OPEN when the run is under way or was killed; TORN when the last frame is unfinished."""
 
     CLOSED = "closed"
     OPEN = "open"
@@ -125,9 +125,9 @@ class Transcript:
     def merge(cls, path: Path, parts: Sequence[PartOfRun]) -> Transcript:
         """Write the transcripts of several parties as one at `path`, where each round is a step of the run.
 
-        A party's own rounds are numbers of its own ledger; only the steps are common. The merged header names no ledger
+        The round numbers of a party come from its ledger; only the steps are common. The merged header names no ledger
         but the digest of all of them, with their claims and transcripts (`merged_identity`): verify each part against
-        its own ledger, and then that the merged one is made of these parts.
+        its own ledger, and then that the merged one consists of these parts.
         """
         from privfair.transcript.writer import TranscriptWriter
 
@@ -218,7 +218,7 @@ class Transcript:
         return key not in self._thin
 
     def kept_state(self, round_number: int) -> dict[str, NDArray[Any]] | None:
-        """The state beside the transcript that this round started from, not yet compared with its digest."""
+        """The state stored next to the transcript that this round started from, not yet compared with its digest."""
         return self._beside.state(round_number)
 
     def rounds(self, party: str, name: str) -> NDArray[np.int64]:
@@ -319,7 +319,7 @@ class Transcript:
         subject = f"{spec.name!r} of {self.header.parties[key.party]!r} in round {key.round}"
         if content is None:
             rule = f"of {subject} only the digest is kept (retention {self.header.retention})"
-            raise refused(self.path, rule, "put checkpoint.npz and the folder beside the transcript back as they were")
+            raise refused(self.path, rule, "restore checkpoint.npz and the folder next to the transcript")
         raw = unpack(spec, memoryview(content))
         if self._digest(key, raw) != self.release(key).digest:
             raise refused(self._beside.folder, f"{subject} is not what was published", "put an untouched copy back")

@@ -125,7 +125,7 @@ class TranscriptHeader:
     parties: tuple[str, ...]
     values: tuple[ValueSpec, ...]
     retention: int | None = None
-    """Every so many steps values are kept in full, else by their digests alone; None keeps all."""
+    """Steps between values that are kept in full [default: None, all]; of the others only digests are kept."""
     version: Annotated[int, Field(ge=2, le=VERSION)] = VERSION
 
     def __post_init__(self) -> None:
@@ -327,7 +327,7 @@ def following_frames(content: memoryview, after: Frame, largest: int) -> Iterato
 
     The tail may be an unfinished frame, a last frame of which not all blocks reached the disk, or zeros
     that a file system put there. A frame that fails its digest with other data after it, or is longer
-    than the `largest` payload there can be, was changed by somebody, and is refused.
+    than the `largest` payload there can be, was changed, and is refused.
     """
     last = after
     while last.next < len(content):
@@ -461,7 +461,7 @@ _ENTRY = struct.Struct("<HHQ")
 
 @final
 class BesideTranscript:
-    """The folder beside the transcript at `path`."""
+    """The folder next to the transcript at `path`."""
 
     def __init__(self, path: Path) -> None:
         self.folder = path.with_name(f"{path.stem}.kept")

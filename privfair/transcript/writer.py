@@ -1,4 +1,4 @@
-"""Writing a transcript while the run goes on."""
+"""Writing a transcript during a run."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ class TranscriptWriter:
     since the last `sync`. Sync before the ledger's records are written, then every recorded release is
     in the transcript. One writer per file: a second one is refused.
 
-    With a `retention` in the header, a value that is not to be kept goes beside the transcript, durably, and only then
-    its digest into it; `forget` removes it there.
+    With a `retention` in the header, a value that is not to be kept goes to the folder next to the transcript, durably,
+    then its digest into it; `forget` removes it there.
     """
 
     def __init__(self, descriptor: int, path: Path, header: TranscriptHeader) -> None:
@@ -87,7 +87,7 @@ class TranscriptWriter:
 
     @classmethod
     def resume(cls, path: Path) -> TranscriptWriter:
-        """Go on after a crash: an unfinished frame at the end is cut off, whole ones stay for good."""
+        """Resume after a crash: an unfinished frame at the end is cut off, whole ones stay for good."""
         path = Path(path)
         descriptor = os.open(path, os.O_WRONLY | os.O_APPEND)
         try:
@@ -129,7 +129,7 @@ class TranscriptWriter:
             raise refused(
                 self.path,
                 f"{name!r} of {party!r} in round {round_number} is not on its grid",
-                "find out what changed it after its noise was drawn; where digests are kept nobody could see it later",
+                "look for what changed it after its noise was drawn; later only its digest is left",
             )
         if self.header.retention is not None and not keep:
             self._beside.write(key, packed.content)
@@ -139,11 +139,11 @@ class TranscriptWriter:
         return digest
 
     def append_digest(self, round_number: int, party: str, name: str, digest: str) -> None:
-        """Add what is known of a value that somebody else published and of which only the digest was kept."""
+        """Add what is known of a value that another process published and of which only the digest was kept."""
         self._write_value(FrameKind.DIGEST, self._locate(round_number, party, name)[0], bytes.fromhex(digest))
 
     def note_state(self, state: NotedState, arrays: Mapping[str, NDArray[Any]] | None = None) -> None:
-        """Say what a round's values are computed from, before they are; `arrays` are kept beside the transcript."""
+        """Say what a round's values are computed from, before they are; `arrays` are kept next to the transcript."""
         if state.round in self._noted:
             return
         if arrays is not None:

@@ -193,7 +193,7 @@ def test_opening_makes_no_ledger(tmp_path: Path) -> None:
         Ledger.open(tmp_path / "typo.db")
     assert not list(tmp_path.iterdir())
     Ledger.create(tmp_path / "ledger.db").close()
-    with pytest.raises(WrongLedger, match="never made anew"):
+    with pytest.raises(WrongLedger, match="a ledger is never replaced"):
         Ledger.create(tmp_path / "ledger.db")
     (tmp_path / "ledger.db").unlink()
     with pytest.raises(RolledBack):
@@ -246,7 +246,7 @@ def test_a_restore_that_may_have_lost_claims_lets_nothing_be_spent_twice(
         assert restored.status().budgets[0].left == 0.0
         with pytest.raises(WrongLedger):
             restored.claim(terms("forgotten", ledgers=(LEDGER,)))
-        with pytest.raises(BudgetExceeded, match="counts as spent"):
+        with pytest.raises(BudgetExceeded, match="is treated as spent"):
             restored.claim(terms("new", epsilon=0.1, ledgers=(restored.identity,)))
         with pytest.raises(BudgetExceeded, match="earlier claims may be missing"):
             restored.set_budget("another data set", UNIT, 1.0, 1e-5)

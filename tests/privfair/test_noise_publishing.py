@@ -126,7 +126,7 @@ def _research(seed: int) -> UnsafeSeededResearchNoise:
 
 
 def test_research_noise_announces_itself() -> None:
-    with pytest.warns(UnsafeNoiseWarning, match="protects nobody"):
+    with pytest.warns(UnsafeNoiseWarning, match="protects no one"):
         source = UnsafeSeededResearchNoise(seed=1)
     assert source.label == UNSAFE_LABEL
     assert "UNSAFE" in source.label

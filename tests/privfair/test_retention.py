@@ -107,7 +107,7 @@ def test_without_its_checkpoint_such_a_run_is_refused(desk: Desk, monkeypatch: p
     checkpoint = RunFolder(desk.folder / "lost").checkpoint
     beside = checkpoint.with_suffix(".beside")
     checkpoint.rename(beside)
-    with pytest.raises(Refused, match=r"only the digest is kept .*put checkpoint.npz"):
+    with pytest.raises(Refused, match=r"only the digest is kept .*restore checkpoint.npz"):
         desk.train(manifest, "lost", resume=True)
     beside.rename(checkpoint)
     for recent in (desk.folder / "lost").glob("transcript.kept/*.recent"):
