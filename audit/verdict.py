@@ -11,6 +11,7 @@ from typing import assert_never
 from scipy.stats import binom
 
 from audit.bounds import CONCLUSIVE, ProfileCurve
+from audit.bounds.mechanism import PROFILE_DELTAS, profile_points
 from audit.report.results import (
     FLOOR,
     STATED_BREACH,
@@ -27,7 +28,6 @@ from audit.report.results import (
     Promise,
     Standing,
 )
-from calibrate.accountants.registry import best_epsilon
 from calibrate.manifest.document import BudgetDocument
 from calibrate.manifest.mechanism import AsPrintedGuarantee, NoPrivacyPromised, PrivateGuarantee
 from calibrate.privacy_unit import EpsilonDelta
@@ -66,9 +66,7 @@ def on_trial(document: BudgetDocument) -> Promise | None:
 
 # The trade-off curve that a manifest signs: its own event, priced at many deltas, discrete noise included.
 
-_DELTAS = (0.4, 0.3, 0.2, 0.14, 0.1, 0.07, 0.05, 0.03, 0.02, 0.01, 3e-3, 1e-3, 1e-4, 1e-5, 1e-6)
-"""Where the profile is sampled; between the points the curve lies a little too low, on the careful side."""
-_LEAST, _MOST = 1e-9, 100.0
+_LEAST = 1e-9
 
 
 def manifest_curve(document: BudgetDocument) -> ProfileCurve | None:
@@ -78,14 +76,11 @@ def manifest_curve(document: BudgetDocument) -> ProfileCurve | None:
     discrete noise, for the manifest's unit; so a run that does what was signed lies on or above the curve.
     """
     unit, accounting = document.guarantee.privacy_unit(), document.accounting
-    slack = accounting.discrete_noise
-    points = []
-    for delta in _DELTAS:
-        epsilon = best_epsilon(accounting.event, unit, delta).interval.upper
-        if epsilon < _MOST:
-            certified = slack.certified(EpsilonDelta(max(epsilon, _LEAST), delta))
-            points.append((certified.epsilon, certified.delta))
-    return ProfileCurve.of(tuple(points)) if points else None
+    points = tuple(
+        accounting.discrete_noise.certified(EpsilonDelta(max(epsilon, _LEAST), delta))
+        for epsilon, delta in profile_points(accounting.event, unit, PROFILE_DELTAS)
+    )
+    return ProfileCurve.of(tuple((point.epsilon, point.delta) for point in points)) if points else None
 
 
 def judge(promise: Promise | None, checks: Checks, attacks: Attacks, confidence: float, kept: str = "") -> AuditReport:

@@ -7,6 +7,7 @@ assumes nothing about the release: a Gaussian reading has to be asked for with `
 from audit.bounds.e_process import EProcess
 from audit.bounds.guesses import RankedGuesses, counts_at, share_right
 from audit.bounds.lower_bound import ErrorCounts, GuessCounts, LowerBound, Method, Selection, bound_over, p_value_over
+from audit.bounds.mechanism import MechanismOneRun, best_guesses, bound_for, claimed_curve, declared_price
 from audit.bounds.one_run import FDPOneRun, OneRun
 from audit.bounds.power import CONCLUSIVE, OneRunDesign, RepeatedDesign, power_against, power_at
 from audit.bounds.repeated_runs import ClopperPearson, JointExact
@@ -24,6 +25,7 @@ __all__ = [
     "GuessCounts",
     "JointExact",
     "LowerBound",
+    "MechanismOneRun",
     "Method",
     "OneRun",
     "OneRunDesign",
@@ -32,9 +34,13 @@ __all__ = [
     "RepeatedDesign",
     "Selection",
     "TradeOff",
+    "best_guesses",
+    "bound_for",
     "bound_over",
+    "claimed_curve",
     "counts_at",
     "curve_at",
+    "declared_price",
     "p_value_over",
     "power_against",
     "power_at",

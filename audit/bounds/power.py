@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from audit.bounds.binomial import at_least, at_most, usual_range
 from audit.bounds.e_process import EProcess, crossing_probability, single_promise
 from audit.bounds.lower_bound import ErrorCounts, GuessCounts, OneRunBound, RepeatedRunsBound, allowed_failure
+from audit.bounds.mechanism import MechanismOneRun
 from audit.bounds.one_run import FDPOneRun, OneRun
 from audit.bounds.repeated_runs import ClopperPearson, JointExact
 from audit.bounds.trade_off import MOST_EPSILON, TradeOff, curve_at
@@ -83,7 +84,7 @@ def power_against(
     failure = allowed_failure(confidence) / count("comparisons", comparisons)
     if isinstance(design, RepeatedDesign) and isinstance(method, ClopperPearson | JointExact):
         return _repeated_power(claim, method, design, 1 - failure)
-    if isinstance(design, OneRunDesign) and isinstance(method, OneRun | FDPOneRun):
+    if isinstance(design, OneRunDesign) and isinstance(method, OneRun | FDPOneRun | MechanismOneRun):
         return _one_run_power(claim, method, design, 1 - failure)
     if isinstance(design, OneRunDesign) and isinstance(method, EProcess):
         promise = single_promise(claim)

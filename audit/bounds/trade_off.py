@@ -147,10 +147,12 @@ class CurveFamily(Enum):
     EPSILON_DELTA assumes nothing: refuting its curve at epsilon refutes (epsilon, delta) privacy.
     GAUSSIAN assumes that the release is (dominated by) one Gaussian release; its epsilon is the one
     of that Gaussian, and it says nothing about, for example, randomised response.
+    MECHANISM assumes that the release is a declared one with all of its noise times some factor.
     """
 
     EPSILON_DELTA = "epsilon-delta"
     GAUSSIAN = "gaussian"
+    MECHANISM = "mechanism"
 
 
 def curve_at(family: CurveFamily, epsilon: float, delta: float) -> TradeOff:
@@ -161,6 +163,8 @@ def curve_at(family: CurveFamily, epsilon: float, delta: float) -> TradeOff:
         case CurveFamily.GAUSSIAN:
             check_family_delta(family, delta)
             return GaussianCurve(gaussian_mu(epsilon, delta) * _OUTWARD)
+        case CurveFamily.MECHANISM:
+            raise UnsupportedCombination("a mechanism's curve", "it needs the release", "use MechanismOneRun.curve_at")
         case _:
             assert_never(family)
 

@@ -15,13 +15,28 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.stats import rankdata
 
-from audit.bounds import EProcess, EpsilonDeltaCurve, GuessCounts, OneRunDesign, RankedGuesses, counts_at, power_against
+from audit.bounds import (
+    EProcess,
+    EpsilonDeltaCurve,
+    GuessCounts,
+    LowerBound,
+    OneRunDesign,
+    RankedGuesses,
+    best_guesses,
+    bound_for,
+    claimed_curve,
+    counts_at,
+    declared_price,
+    power_against,
+)
 from audit.bounds.lower_bound import allowed_failure
 from audit.report.results import Attack, AuditReport, Promise
 from audit.settings import CONFIDENCE
 from audit.verdict import judge
 from calibrate.arrays import Integers
 from calibrate.errors import InvalidInput, count
+from calibrate.privacy_unit import EpsilonDelta
+from calibrate.releases import Release
 
 _DELTA_SHARE = 0.4
 """Which part of the allowed error may pay for delta."""
@@ -53,6 +68,7 @@ def one_run(
     epsilon: float | None = None,
     confidence: float = CONFIDENCE,
     controls: ArrayLike | None = None,
+    mechanism: Release | None = None,
 ) -> AuditReport:
     """What one training run betrays about its coins, as a lower bound on epsilon and a verdict on a claim.
 
@@ -64,10 +80,13 @@ def one_run(
     confidence: probability with which the bound is not above the true epsilon.
     controls: scores of the same audit with the noise switched off; without them no power is known, and a claim that
         is not refuted is inconclusive.
+    mechanism: the release that the training declares, for adding or removing one canary. It proves more, and refutes
+        this release with its noise times a factor; without `epsilon` its price is the claim.
 
     Guarantee: docs/theorems/audit-bounds.md, "The e-process": valid for any training that is private with respect to
     changing one coin (one canary added, removed or replaced), if the coins are fair and independent, were tossed before
-    it, and entered nothing but the data. There is no threshold to choose.
+    it, and entered nothing but the data. There is no threshold to choose. With `mechanism` "A declared mechanism"
+    there: valid for trainings that are this release at some noise; the number of guesses follows from coins and claim.
 
     >>> coins = coin_flip(200, seed=1)
     >>> leaking = coins + np.random.default_rng(2).normal(0, 0.3, 200)
@@ -80,24 +99,64 @@ def one_run(
     >>> one_run(silent, coins, epsilon=1.0, delta=1e-5, controls=leaking).verdict.value
     'consistent'
     """
-    failure = allowed_failure(confidence)
-    method = EProcess(delta_price=_DELTA_SHARE * failure)
-    runs = (_ranked_guesses("scores", scores, coins),)
-    bound = method.lower_bound(runs, delta, confidence)
-    power, compared = 0.0, "no control without noise, so its power is not known"
-    if controls is not None and epsilon is not None:
-        control = (_ranked_guesses("controls", controls, coins),)
-        power = _power(EpsilonDeltaCurve(epsilon, delta), method, control, confidence)
-        compared = f"{_share_right(counts_at(control, control[0].coins))} without noise"
+    run = _ranked_guesses("scores", scores, coins)
+    control = None if controls is None else _ranked_guesses("controls", controls, coins)
+    claim = claim_of(epsilon, delta, mechanism, "claimed by the auditor's word")
+    if mechanism is None:
+        bound, power = _by_betting(run, control, epsilon, delta, confidence)
+    else:
+        assert claim is not None
+        bound, power = _by_mechanism(run, control, mechanism, claim, confidence)
+    compared = "no control without noise, so its power is not known"
+    if control is not None and claim is not None:
+        compared = f"{_share_right(counts_at((control,), control.coins))} without noise"
     assert isinstance(bound.evidence, GuessCounts)
     best = bound.evidence
     text = (
-        f"{best.coins} coins in one run, {_share_right(counts_at(runs, best.coins))}; "
+        f"{best.coins} coins in one run, {_share_right(counts_at((run,), best.coins))}; "
         f"of the {best.guesses} strongest guesses {best.correct} ({compared})"
     )
     attack = Attack(name="coins in one run", power=power, evidence=text, bound=bound)
-    claim = None if epsilon is None else Promise(epsilon=epsilon, delta=delta, source="claimed by the auditor's word")
     return judge(claim, (), (attack,), confidence)
+
+
+def claim_of(epsilon: float | None, delta: float, mechanism: Release | None, source: str) -> Promise | None:
+    """The claim that is tested: the stated epsilon, or the price of the declared release; None without either."""
+    if mechanism is None:
+        return None if epsilon is None else Promise(epsilon=float(epsilon), delta=delta, source=source)
+    price = declared_price(mechanism, delta)
+    if epsilon is None:
+        EpsilonDelta(price.upper, delta)
+        return Promise(epsilon=price.upper, delta=delta, source="the price of the declared mechanism")
+    if price.lower > epsilon:
+        rule = f"is less than the declared mechanism costs, {price.lower:.4g} at delta = {delta:g}"
+        raise InvalidInput("epsilon", epsilon, rule, "declare the mechanism that keeps it, or leave epsilon out")
+    return Promise(epsilon=epsilon, delta=delta, source=source)
+
+
+def _by_betting(
+    run: RankedGuesses, control: RankedGuesses | None, epsilon: float | None, delta: float, confidence: float
+) -> tuple[LowerBound, float]:
+    """The bound for any release, and its power: every number of guesses counts at once."""
+    method = EProcess(delta_price=_DELTA_SHARE * allowed_failure(confidence))
+    bound, power = method.lower_bound((run,), delta, confidence), 0.0
+    if control is not None and epsilon is not None:
+        power = _power(EpsilonDeltaCurve(epsilon, delta), method, (control,), confidence)
+    return bound, power
+
+
+def _by_mechanism(
+    run: RankedGuesses, control: RankedGuesses | None, mechanism: Release, claim: Promise, confidence: float
+) -> tuple[LowerBound, float]:
+    """The bound for a declared release, and its power: the number of guesses follows from coins and claim."""
+    method, delta = bound_for(mechanism), claim.delta
+    guesses = best_guesses(run.coins, claim.epsilon, delta, confidence)
+    bound, power = method.lower_bound(counts_at((run,), guesses), delta, confidence), 0.0
+    if control is not None:
+        right = counts_at((control,), guesses).correct / guesses
+        design = OneRunDesign(run.coins, guesses, right, run.choices)
+        power = power_against(claimed_curve(method, claim.epsilon, delta), method, design, confidence)
+    return bound, power
 
 
 def _ranked_guesses(name: str, scores: ArrayLike, coins: ArrayLike) -> RankedGuesses:

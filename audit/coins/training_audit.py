@@ -23,17 +23,20 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from audit import bounds
+from audit.bounds.lower_bound import OneRunBound
+from audit.coins.one_run import claim_of
 from audit.coins.training_canaries import TrainingCanaries, TrainingCanaryKind, training_data
 from audit.coins.training_signals import CROWD, Access, Watch, scores_of_runs
 from audit.executors import finished
 from audit.models.in_memory import signal_of_model
 from audit.named import load_named
-from audit.report.results import Attack, AuditReport, Conclusion, Promise
+from audit.report.results import Attack, AuditReport, Conclusion
 from audit.settings import CONFIDENCE
 from audit.verdict import is_at_ceiling, judge
 from calibrate.arrays import Floats
 from calibrate.errors import InvalidInput, count, open_unit, positive
 from calibrate.privacy_unit import EpsilonDelta
+from calibrate.releases import Release
 
 Train = Callable[..., Any]
 Score = Callable[[Any, Any], ArrayLike]
@@ -122,6 +125,7 @@ def audit_training(
     *,
     epsilon: float | None = None,
     delta: float = 1e-5,
+    mechanism: Release | None = None,
     access: Access | str = Access.FINAL_MODEL,
     label: str | None = None,
     unit: str | None = None,
@@ -143,6 +147,8 @@ def audit_training(
     data: a pandas table, or a pair (features, labels) of arrays or tensors; canaries are taken out of it.
     epsilon: the claim on trial, for adding or removing one unit; None to ask only for the bound.
     delta: at which the bound and the claim are meant.
+    mechanism: the release that the function declares, for adding or removing one unit; it proves more, for functions
+        that are this release at some noise. Without `epsilon` its price is the claim.
     access: what an observer sees: final-model, iterates or gradients.
     label: the table's column with the class, or the quantity.
     unit: the table's column that tells people apart; one coin per person.
@@ -162,24 +168,24 @@ def audit_training(
     removing one unit.
     """
     chosen = TrainingAuditOptions(Access(access), runs, canaries, unit, confidence, seed, budget_seconds)
-    promise = None
     if epsilon is not None:
         EpsilonDelta(epsilon, delta)
-        promise = Promise(epsilon=float(epsilon), delta=delta, source="claimed of the training function")
+    promise = claim_of(epsilon, delta, mechanism, "claimed of the training function")
     rare = chosen.access is not Access.FINAL_MODEL
     taken = TrainingCanaries.take(training_data(data, label, unit), chosen.canaries, unit, seed, rare)
     case = TrainingRun(train, taken, chosen.access, seed, score)
     store = _Store.of(folder, case, chosen, "runs")
     seen = _Campaign(case, chosen, executor, store, progress).run()
     guesses = _guesses(seen, taken, seed)
-    bound = bounds.bound_over(bounds.OneRun(), _declared(guesses), delta, confidence)
+    method = bounds.OneRun() if mechanism is None else bounds.bound_for(mechanism)
+    bound = bounds.bound_over(method, _declared(guesses), delta, confidence)
     power, without = 0.0, None
     if control is not None:
         quiet = TrainingRun(control, taken, chosen.access, seed, score)
         apart = _Store.of(folder, quiet, chosen, "control")
         without = _guesses(_Campaign(quiet, chosen, executor, apart, progress).run(), taken, seed)
-        curve = bounds.EpsilonDeltaCurve(0.0 if epsilon is None else epsilon, delta)
-        power = _power(curve, without, guesses.coins, confidence)
+        claimed = bounds.claimed_curve(method, 0.0 if promise is None else promise.epsilon, delta)
+        power = _power(claimed, method, without, guesses.coins, confidence)
     attack = _attack(chosen, bound, guesses, without, power)
     report = judge(promise, (), (attack,), confidence)
     if _repeats_itself(case, executor, store, seen):
@@ -236,14 +242,16 @@ def _number(share: float, coins: int) -> int:
     return min(coins, max(_FEWEST, round(share * coins)))
 
 
-def _power(claim: bounds.EpsilonDeltaCurve, control: bounds.RankedGuesses, coins: int, confidence: float) -> float:
+def _power(
+    claim: bounds.TradeOff, method: OneRunBound, control: bounds.RankedGuesses, coins: int, confidence: float
+) -> float:
     """The chance of refuting the claim with so many coins, if guesses were as right as the control's: the largest over
     the declared shares, each at its own level, is a lower bound of that of all together."""
     designs = (
         bounds.OneRunDesign(coins, _number(share, coins), counts.correct / counts.guesses)
         for share, counts in zip(_SHARES, _declared(control), strict=True)
     )
-    return max(bounds.power_against(claim, bounds.OneRun(), design, confidence, len(_SHARES)) for design in designs)
+    return max(bounds.power_against(claim, method, design, confidence, len(_SHARES)) for design in designs)
 
 
 @dataclass(frozen=True, eq=False)

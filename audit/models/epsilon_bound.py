@@ -19,6 +19,7 @@ from scipy.stats import binomtest
 
 from audit import bounds
 from audit.bounds.lower_bound import OneRunBound, allowed_failure, bound_of_parameter, refuted_up_to
+from audit.bounds.mechanism import is_gaussian
 from audit.bounds.trade_off import check_family_delta
 from audit.models.roc import checked_scores
 from audit.report.results import Assignment, Promise
@@ -30,7 +31,6 @@ from calibrate.errors import InvalidInput, UnsupportedCombination
 from calibrate.manifest.document import BudgetDocument
 from calibrate.manifest.mechanism import PrivateGuarantee
 from calibrate.privacy_unit import EpsilonDelta, Protected, Relation
-from calibrate.releases import Gaussian, Leaf, NonPrivate, Together, multiplicities
 
 # What is on trial in a membership audit: a manifest's promise to a record, or the auditor's own number.
 
@@ -67,22 +67,9 @@ class ClaimOnTrial:
             )
         if not isinstance(document.guarantee, PrivateGuarantee):
             return cls(promise, unit.relation)
-        gaussian = all(_is_gaussian(leaf) for leaf in multiplicities(document.accounting.event))
+        gaussian = is_gaussian(document.accounting.event)
         family = bounds.CurveFamily.GAUSSIAN if gaussian and promise.delta > 0 else bounds.CurveFamily.EPSILON_DELTA
         return cls(promise, unit.relation, manifest_curve(document), family)
-
-
-def _is_gaussian(leaf: Leaf) -> bool:
-    """Whether the leaf alone, and so any number of them in sequence, is one shift of a normal law."""
-    match leaf:
-        case Gaussian():
-            return True
-        case Together(releases):
-            return all(isinstance(one, Gaussian) for one in releases)
-        case NonPrivate(depends_on_unit=depends):
-            return not depends
-        case _:
-            return False
 
 
 SHARES = (0.02, 0.1, 0.4)
@@ -116,8 +103,8 @@ class BoundTerms:
     def __post_init__(self) -> None:
         allowed_failure(self.confidence)
         check_family_delta(self.family, self.delta)
-        if not 0 <= self.delta < 1:
-            raise InvalidInput("delta", self.delta, "must lie in [0, 1)", "give for example 1e-5")
+        if self.family not in _METHODS:
+            raise InvalidInput("family", self.family.value, "is read from a budget", "give epsilon-delta or gaussian")
         if self.relation is Relation.REPLACE_ATTRIBUTE:
             raise UnsupportedCombination(
                 "a membership attack against a promise about a record's attribute",

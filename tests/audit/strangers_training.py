@@ -6,9 +6,14 @@ from typing import Any
 
 import numpy as np
 
+from calibrate.releases import Gaussian, Repeated, Sampled
+from calibrate.sampling import Batch, Poisson
+
 RATE, STEPS = 0.05, 30
 SIGMA_OF_ONE = 1.49
 """At least the noise multiplier of epsilon 1 at delta 1e-5 for this rate and number of steps."""
+DECLARED = Repeated(Sampled(Poisson(RATE, Batch.SECRET), Gaussian(SIGMA_OF_ONE)), STEPS)
+"""What the honest loop publishes."""
 
 
 def census(records: int = 1500, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:

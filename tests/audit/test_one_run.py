@@ -57,6 +57,11 @@ def test_without_a_control_nothing_is_called_consistent() -> None:
     assert one_run(silent, coins, epsilon=1.0, delta=DELTA, controls=coins).verdict is Conclusion.CONSISTENT
 
 
+def test_a_pure_claim_is_tested_without_a_delta() -> None:
+    coins = coin_flip(300, seed=2)
+    assert one_run(coins, coins, epsilon=1.0, delta=0.0).verdict is Conclusion.VIOLATED
+
+
 def test_a_high_confidence_leaves_room_for_delta() -> None:
     coins = coin_flip(5000, seed=3)
     assert one_run(coins, coins, delta=DELTA, confidence=0.999).epsilon_lower > 3.5
