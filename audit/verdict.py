@@ -14,6 +14,7 @@ from audit.bounds import CONCLUSIVE, ProfileCurve
 from audit.bounds.mechanism import PROFILE_DELTAS, profile_points
 from audit.report.results import (
     FLOOR,
+    OTHER_CODE,
     STATED_BREACH,
     STATED_EXCESS,
     Attack,
@@ -96,6 +97,8 @@ def judge(promise: Promise | None, checks: Checks, attacks: Attacks, confidence:
         conclusion, why = Conclusion.VIOLATED, refutation
     elif promise is None and lower is not None:
         conclusion, why = _without_promise(attacks, lower, confidence)
+    elif (other := _other_code(checks)) is not None:
+        conclusion, why = Conclusion.INCONCLUSIVE, other
     elif _is_powerful(promise, checks, attacks, power):
         conclusion, why = (
             Conclusion.CONSISTENT,
@@ -162,6 +165,12 @@ def _is_powerful(promise: Promise | None, checks: Checks, attacks: Attacks, powe
     priced = promise is None or promise.standing is Standing.PRICED
     measured = priced and bool(noise) and all(outcome is CheckOutcome.PASSED for outcome in noise)
     return measured or any(attack.power >= CONCLUSIVE for attack in attacks)
+
+
+def _other_code(checks: Checks) -> str | None:
+    """That the code which trained is known and is not the code that was rehearsed; None otherwise."""
+    found = [check.finding for check in checks if check.name == OTHER_CODE and check.outcome is not CheckOutcome.PASSED]
+    return f"no check failed, but {found[0]}; audit again with the code that trained" if found else None
 
 
 def _is_contested(promise: Promise | None) -> bool:

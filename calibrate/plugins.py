@@ -192,3 +192,16 @@ class Plugins(Generic[T]):
         """The digest of the code behind a name, to be signed; empty for what is built in."""
         plugin = self.find(name)
         return {} if plugin is None else plugin.code
+
+
+@cache
+def installed_code() -> str:
+    """SHA-256 over all sorted .py files of calibrate, privfair and audit as installed here: names and contents."""
+    whole = hashlib.sha256()
+    for name in _OURS:
+        spec = find_spec(name)
+        for place in () if spec is None else spec.submodule_search_locations or ():
+            for path in sorted(Path(place).rglob("*.py"), key=lambda one: one.relative_to(place).as_posix()):
+                content = hashlib.sha256(path.read_bytes()).hexdigest()
+                whole.update(f"{name}/{path.relative_to(place).as_posix()} {content}\n".encode())
+    return whole.hexdigest()

@@ -70,6 +70,8 @@ NOISE_SHARES = (0.0, 0.25, 0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95, 0.98, 1.0)
 """Of the signed noise: where the power of a test is computed."""
 FLOOR = "noise floor of all values together"
 """The name of the check of a run's own noise where batches are secret."""
+OTHER_CODE = "code that trained is installed"
+"""The name of the check that could not be made because the auditor has other code than the run."""
 STATED_BREACH = 0.8
 """An audit that supports a promise must have an even chance of noticing that only this share of the noise is there."""
 STATED_EXCESS = 0.5

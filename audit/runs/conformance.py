@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from audit.probes.batches import wrong_batches
-from audit.report.results import Check, Layer, not_possible, passed_if
+from audit.report.results import OTHER_CODE, Check, Layer, not_possible, passed_if
 from audit.runs.evidence import RunEvidence, sensitive_silos, wrong_answers
 from audit.runs.noise import grid_step, off_grid
 from calibrate.errors import Refused
@@ -18,12 +18,14 @@ from calibrate.manifest.document import BudgetDocument
 from calibrate.manifest.issue import recompute
 from calibrate.manifest.mechanism import GaussianNoise, LaplaceNoise, NoPrivacyPromised
 from calibrate.manifest.verify import AuthenticManifest, misfit_of_data
+from calibrate.plugins import installed_code
 from privfair.algorithms.algorithm import Algorithm
 from privfair.federation.coordinator import Position, state_digest
 from privfair.ledger import Ledger
 from privfair.models.linear import LogisticRegression
 from privfair.models.model import Model
 from privfair.run.folder import RunFolder, bytes_beside_parameters, load_theta, readable_difference
+from privfair.run.record import RunRecord
 from privfair.run.replay import last_position
 from privfair.transcript import Ending, FloatFormat, Transcript
 
@@ -39,9 +41,22 @@ def check_conformance(evidence: RunEvidence, ledger: Ledger | None = None) -> tu
         *_publications(evidence),
         check_price(evidence),
         check_model(evidence.folder, evidence.model, evidence.algorithm, _last_position(evidence)),
+        check_code(evidence.folder),
         *check_kept(evidence),
         *_sampling(evidence),
     )
+
+
+def check_code(folder: RunFolder) -> Check:
+    """Whether the code installed here, which rehearsals and reruns speak of, is the code that trained."""
+    trained = RunRecord.read(folder.summary).code if folder.summary.exists() else ""
+    if not trained:
+        return unknown("code that trained", "run.json names no digest of the code that trained")
+    here = installed_code()
+    if here != trained:
+        why = f"run.json names {trained[:16]}, installed here is {here[:16]}: rehearsals and reruns test other code"
+        return unknown(OTHER_CODE, why)
+    return agreed(OTHER_CODE, True, f"installed code and the run's have the digest {here[:16]}")
 
 
 class Papers(Protocol):

@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
 from calibrate.errors import Refused
 from calibrate.manifest.strict_json import first_fault
 from calibrate.manifest.verify import AuthenticManifest
+from calibrate.plugins import installed_code
 from calibrate.releases import encode_sampling
 from calibrate.sampling import Batch, Sampling
 from privfair.fairness.measurement import Measured
@@ -107,6 +108,8 @@ class RunRecord(_Part):
     batches: RecordedBatches
     metrics_note: str
     versions: Mapping[str, str]
+    code: str = ""
+    """SHA-256 of privfair's installed code (`calibrate.plugins.installed_code`); empty in runs before it was kept."""
     engine: str = ""
     ledger: str = ""
     ledgers: Mapping[str, str] = {}
@@ -146,6 +149,7 @@ class RunRecord(_Part):
                 ),
                 "metrics_note": NOT_PRIVATE,
                 "versions": _versions(),
+                "code": installed_code(),
                 "rounds": Rounds(signed=document.rounds, charged=0, planned_steps=planned_steps, steps=0, sessions=0),
                 "metrics": None,
                 "transcript": None,

@@ -56,6 +56,20 @@ def clean(tmp_path_factory: pytest.TempPathFactory) -> Audited:
     return Audited(tmp_path_factory.mktemp("clean"))
 
 
+def test_a_run_that_other_code_trained_is_at_best_inconclusive(clean: Audited) -> None:
+    summary = clean.folder / "run" / "run.json"
+    before = summary.read_text("utf-8")
+    summary.write_text(before.replace(json.loads(before)["code"], "0" * 64), encoding="utf-8")
+    try:
+        report = clean.audit("--reruns", 0)
+    finally:
+        summary.write_text(before, encoding="utf-8")
+    found = json.loads(report.out)
+    assert found["verdict"] == "inconclusive"
+    assert "run.json names 0000" in found["why"]
+    assert json.loads(clean.audit("--reruns", 0).out)["verdict"] == "consistent"
+
+
 def test_a_clean_run_is_consistent(clean: Audited) -> None:
     outcome = clean.audit("--reruns", 1)
     assert outcome.code == 0, outcome.err

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import calibrate
 from calibrate.errors import PrivfairError, Refused
 from privfair.federation.gather import gather_run
 from privfair.integrations.desk.papers import open_runs
@@ -18,7 +20,7 @@ from tests.privfair.small_runs import GAUSSIAN, Desk
 
 KEYS = (
     "version status algorithm promise manifest plan data noise_source batches metrics_note"
-    " versions ledger rounds metrics transcript digests remarks"
+    " versions code ledger rounds metrics transcript digests remarks"
 )
 PROMISE = "kind text unit adjacency epsilon delta claimed_epsilon not_protected research_noise"
 RECEIPTS = "ledger head manifest claim state rounds releases sessions epsilon delta unit data transcript"
@@ -39,6 +41,15 @@ def test_the_files_keep_their_keys_in_order_and_come_back_byte_for_byte(run: Pat
     found = json.loads((run / "run.json").read_text("utf-8"))
     assert list(found["promise"]) == PROMISE.split(" ")
     assert list(found["rounds"]) == ["signed", "charged", "planned_steps", "steps", "sessions"]
+
+
+def test_run_json_names_the_installed_code(run: Path) -> None:
+    top = Path(calibrate.__file__).parents[1]
+    lines = []
+    for package in ("calibrate", "privfair", "audit"):
+        found = {path.relative_to(top / package).as_posix(): path for path in (top / package).rglob("*.py")}
+        lines += [f"{package}/{name} {sha256(found[name].read_bytes()).hexdigest()}\n" for name in sorted(found)]
+    assert RunRecord.read(run / "run.json").code == sha256("".join(lines).encode()).hexdigest()
 
 
 def _changed(change: Callable[[dict[str, Any]], object]) -> Callable[[bytes], bytes]:
