@@ -15,9 +15,8 @@ from audit.settings import DEFAULTS, AuditOptions
 from calibrate.errors import InvalidInput
 from calibrate.manifest.keys import load_public
 from privfair.cli.audit_result import FORMER, ResultFlags, finish, require_run, result_options, run_subjects, say
-from privfair.cli.config import configured_trust, user_config
+from privfair.cli.config import configured_trust, read_trust_file, user_config
 from privfair.cli.help import Subcommands, with_our_help
-from privfair.cli.keys import read_trust_file
 from privfair.cli.ledger import open_ledger
 from privfair.cli.options import FILE, FOLDER, GLOBAL_OPTIONS, Renamed
 from privfair.cli.output import progress_bar

@@ -22,8 +22,7 @@ from calibrate.manifest.verify import read_unverified
 from calibrate.privacy_unit import EpsilonDelta
 from privfair.cli.audit import rare_option, seed_option, settings_option, trust_code_option
 from privfair.cli.audit_result import ResultFlags, finish, result_options, subjects_of
-from privfair.cli.config import configured_trust
-from privfair.cli.keys import read_trust_file
+from privfair.cli.config import configured_trust, read_trust_file
 from privfair.cli.options import FILE, FOLDER, Renamed, options
 from privfair.cli.output import progress_bar
 from privfair.data.infer import FileLayout, read_header, recognise

@@ -23,7 +23,7 @@ from calibrate.manifest.keys import load_private, sign
 from calibrate.manifest.mechanism import instant_from_text
 from calibrate.manifest.strict_json import canonical
 from calibrate.manifest.verify import read_unverified
-from privfair.cli.keys import ask_password
+from privfair.cli.config import ask_password
 from privfair.cli.options import FILE, asked, options
 from privfair.cli.output import checks_text, number_text, print_json, print_rich, print_wrapped, table_lines, wrap
 from privfair.durable import read_named, write_named

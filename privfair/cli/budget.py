@@ -32,9 +32,8 @@ from calibrate.manifest.show import changes, meaning_of, plain_words, protected_
 from calibrate.manifest.verify import authenticate, read_unverified
 from calibrate.meaning import Meaning
 from calibrate.privacy_unit import EpsilonDelta
-from privfair.cli.config import configured, configured_trust
+from privfair.cli.config import ask_password, configured, configured_trust, read_trust_file
 from privfair.cli.help import Subcommands
-from privfair.cli.keys import ask_password, read_trust_file
 from privfair.cli.options import FILE, asked
 from privfair.cli.output import answer, print_json, print_wrapped
 from privfair.cli.verify import manifest_command

@@ -22,8 +22,8 @@ from calibrate.meaning import Protection
 from calibrate.plans import PLAN_PLUGINS, PLANS, algorithm_named, parameter_fields, plan_class, plan_from_mapping
 from calibrate.plans.plan import Flag, RandomizedValue
 from calibrate.plans.plan import Plan as PricedPlan
+from privfair.cli.config import ask_password
 from privfair.cli.help import Subcommands, with_our_help
-from privfair.cli.keys import ask_password
 from privfair.cli.options import FILE, asked, options
 from privfair.cli.output import answer, epsilon_text, print_json, print_rich, print_wrapped, progress_bar, table_lines
 from privfair.durable import write_named

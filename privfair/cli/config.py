@@ -22,6 +22,8 @@ from typing import Any
 
 import click
 
+from calibrate.manifest.keys import PASSWORD_VARIABLE, load_public
+from calibrate.manifest.trust import TrustFile, read_trust
 from privfair.cli.options import FILE, asked
 from privfair.durable import read_named, read_toml
 from privfair.plan.sections import read_section
@@ -83,6 +85,18 @@ def anchor_for(ledger: str) -> Path | None:
 
 def _same(one: str | Path, other: str | Path) -> bool:
     return one == other or ("://" not in str(one) and os.path.realpath(one) == os.path.realpath(other))
+
+
+def ask_password() -> bytes:
+    """The password of an encrypted key: from PRIVFAIR_KEY_PASSWORD, else asked for on the terminal."""
+    given = os.environ.get(PASSWORD_VARIABLE)
+    return (given if given else click.prompt("Password of the key", hide_input=True, err=True)).encode()
+
+
+def read_trust_file(path: Path, root: Path | None = None) -> TrustFile:
+    """The trust file at `path`, checked by the given root key, else by the configured one."""
+    content, root = read_named(path, "--trust"), root or root_for(path)
+    return read_trust(content, None if root is None else load_public(root, ask_password))
 
 
 def fill_from_config(name: str, required: bool = False) -> Callable[[click.Context, click.Parameter, Any], Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -10,10 +9,10 @@ import click
 
 from calibrate.errors import TrustRefused
 from calibrate.manifest import keys
-from calibrate.manifest.keys import PASSWORD_VARIABLE, Role, SigningKey, load_private, load_public
+from calibrate.manifest.keys import Role, SigningKey, load_private, load_public
 from calibrate.manifest.strict_json import in_our_words
 from calibrate.manifest.trust import Revocation, TrustedKey, TrustFile, read_trust
-from privfair.cli.config import anchor_for, root_for
+from privfair.cli.config import anchor_for, ask_password, root_for
 from privfair.cli.help import Subcommands
 from privfair.cli.options import FILE, options
 from privfair.cli.output import answer
@@ -22,18 +21,6 @@ from privfair.ledger import Ledger
 
 ROLES = ("privacy-officer", "data-owner", "auditor")
 _DAYS = click.IntRange(min=1, max=36_500)
-
-
-def ask_password() -> bytes:
-    """The password of an encrypted key: from PRIVFAIR_KEY_PASSWORD, else asked for on the terminal."""
-    given = os.environ.get(PASSWORD_VARIABLE)
-    return (given if given else click.prompt("Password of the key", hide_input=True, err=True)).encode()
-
-
-def read_trust_file(path: Path, root: Path | None = None) -> TrustFile:
-    """The trust file at `path`, checked by the given root key, else by the configured one."""
-    content, root = read_named(path, "--trust"), root or root_for(path)
-    return read_trust(content, None if root is None else load_public(root, ask_password))
 
 
 @click.group("keys", cls=Subcommands, short_help="generate, trust, revoke")

@@ -15,8 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemaini
 from rich.progress import Progress as Bar
 
 from calibrate.epsilon_so_far import EpsilonSoFar
-from privfair.cli.config import anchor_for, configured_trust, needed_trust, root_for, user_config
-from privfair.cli.keys import read_trust_file
+from privfair.cli.config import anchor_for, configured_trust, needed_trust, read_trust_file, root_for, user_config
 from privfair.cli.options import (
     FILE,
     FOLDER,

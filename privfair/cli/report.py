@@ -15,8 +15,7 @@ import click
 from audit.report.exports import CardFacts, RegistryFacts, as_yaml, model_card, registry_entry
 from audit.report.page import ReportContent, empty_model, protection_lines, read_audit, render, report_content
 from calibrate.errors import InvalidInput
-from privfair.cli.config import configured_trust
-from privfair.cli.keys import read_trust_file
+from privfair.cli.config import configured_trust, read_trust_file
 from privfair.cli.options import FILE, FOLDER, asked, audit_option
 from privfair.cli.output import answer, number_text, print_json, print_wrapped, table_lines
 from privfair.cli.plots import plot_frontier

@@ -10,15 +10,16 @@ import click
 from calibrate.manifest.keys import load_private
 from privfair.cli.config import (
     anchor_for,
+    ask_password,
     config_path,
     configured,
     configured_trust,
     needed_ledger,
+    read_trust_file,
     root_for,
     user_config,
 )
 from privfair.cli.help import Subcommands
-from privfair.cli.keys import ask_password, read_trust_file
 from privfair.cli.options import FILE, FOLDER, asked, budget_option, required_trust_options, resume_option, steps_option
 from privfair.cli.output import answer, print_json, print_rich
 from privfair.durable import read_named

@@ -81,7 +81,7 @@ READERS: dict[str, tuple[Callable[[Path], object], str]] = {
         "have the budget calibrated and signed again by this version",
     ),
     "trust.json": (lambda path: read_trust(path.read_bytes()), "write it again with `keys trust`"),
-    "request.json": (lambda path: read_request(path.read_bytes()), "give what `privfair request` wrote"),
+    "request.json": (lambda path: read_request(path.read_bytes()), "give what `privfair budget request` wrote"),
     "audit.json": (read_audit, "give what `privfair audit --out` wrote"),
     "old.anchor": (lambda path: AnchorFile(path).read(), "put the true anchor back"),
     "schema.toml": (load_schema, "write version = 1"),

@@ -27,13 +27,13 @@ THETA = Perceptron(FEATURES, (HIDDEN,), 2).initial(0)
 
 
 def _at_a_kink() -> np.ndarray:
-    """A record that torch.addmm puts on either side of a hidden unit's kink, by its row; seeded.
+    """A record at a hidden unit's kink, seeded: one that torch.addmm puts on either side by its row, if there is one.
 
     Of those found, the one whose gradient differs most between the two sides.
     """
     named = Perceptron(FEATURES, (HIDDEN,), 2).named_parameters(THETA)
     weight, bias, second, _ = (piece.float() for piece in named.values())
-    random, best = torch.Generator().manual_seed(5), (0.0, np.zeros(FEATURES))
+    random, best = torch.Generator().manual_seed(5), (False, 0.0, np.zeros(FEATURES))
     for _ in range(4000):
         x = torch.rand(FEATURES, generator=random, dtype=torch.float64)
         unit = int(torch.randint(HIDDEN, (1,), generator=random))
@@ -41,9 +41,10 @@ def _at_a_kink() -> np.ndarray:
         x[place] = -(x @ row - x[place] * row[place] + bias[unit].double()) / row[place]
         out = torch.addmm(bias, x.float().expand(4, FEATURES).contiguous(), weight.T)[:, unit]
         moves = float((second[1, unit] - second[0, unit]).abs() * x.norm())
-        if 0 < float(x[place]) < 1 and bool((out[0] > 0) != (out[1] > 0)) and moves > best[0]:
-            best = (moves, x.float().double().numpy())
-    return best[1]
+        differs = bool((out[0] > 0) != (out[1] > 0))
+        if 0 < float(x[place]) < 1 and (differs, moves) > best[:2]:
+            best = (differs, moves, x.float().double().numpy())
+    return best[2]
 
 
 def _published_sum(frame: pd.DataFrame, out: Path) -> tuple[np.ndarray, float]:

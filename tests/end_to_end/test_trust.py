@@ -194,7 +194,7 @@ def test_a_report_says_in_red_that_nobody_checked_and_names_a_forgery(desk: Desk
     assert outcome.code == 0
     assert "SIGNATURES NOT CHECKED" in outcome.out
     assert '<section class="verdict violated"><div class="word">Signatures not checked</div>' in page.read_text("utf-8")
-    trust = ("--trust", desk.trust, "--root", desk.folder / "root.pem.pub")
+    trust = ("--config", config_file(desk.folder, trust=desk.trust, root=desk.folder / "root.pem.pub"))
     assert privfair("report", folder, *trust, "--out", page).code == 0
     text = page.read_text("utf-8")
     assert "Signatures not checked" not in text
@@ -274,14 +274,13 @@ def test_a_run_stays_readable_after_its_officers_key_expired_and_nothing_can_be_
     trusted = read_trust(desk.trust.read_bytes(), load_private(desk.folder / "root.pem").public)
     late = trusted.keys[0].valid_until + DAY
     monkeypatch.setattr(verify, "_instant", lambda at: late if at is None else at)
-    trust = ("--trust", desk.trust, "--root", desk.folder / "root.pem.pub")
     configured = ("--config", config_file(desk.folder, trust=desk.trust, root=desk.folder / "root.pem.pub"))
     said = f"expired since: {load_private(desk.key).key_id[:12]} (privacy-officer)"
     for words in (
         ("budget", "show", folder / "budget.json", *configured),
         ("budget", "show", folder / "budget.json", "--explain", *configured),
-        ("predict", folder, "--input", desk.folder / "north.csv", *trust, "--out", desk.folder / "predicted.csv"),
-        ("report", folder, *trust, "--out", page),
+        ("predict", folder, "--input", desk.folder / "north.csv", *configured, "--out", desk.folder / "predicted.csv"),
+        ("report", folder, *configured, "--out", page),
     ):
         outcome = privfair(*words)
         assert outcome.code == 0, outcome.err
