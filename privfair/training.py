@@ -20,7 +20,7 @@ from calibrate.meaning import Protection
 from calibrate.notebook import as_html
 from calibrate.privacy_unit import EpsilonDelta
 from privfair.data.dataset import Silos
-from privfair.data.own_files import load_own_silo
+from privfair.data.encode import load_own_silo
 from privfair.data.training_data import site_format
 from privfair.fairness.measurement import Measured, emptiness
 from privfair.federation.remote import EngineNodes, Node, ResendingTransport, read_guards

@@ -20,7 +20,7 @@ from hypothesis import settings
 
 from calibrate import plugins
 from privfair.batches import randomness
-from privfair.noise import random_stream
+from privfair.noise import lattice_sampler
 from tests.installed_packages import install as install  # a fixture for all
 
 os.environ["XDG_CONFIG_HOME"] = tempfile.mkdtemp(prefix="privfair-tests-")  # no test reads this user's configuration
@@ -73,7 +73,7 @@ _ENTROPY = [os.urandom]
 
 
 _SYSTEM = SimpleNamespace(urandom=lambda size: _ENTROPY[-1](size))
-random_stream.os = randomness.os = _SYSTEM  # type: ignore[attr-defined]
+lattice_sampler.os = randomness.os = _SYSTEM  # type: ignore[attr-defined]
 
 
 @pytest.hookimpl(wrapper=True)

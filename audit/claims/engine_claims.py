@@ -49,7 +49,6 @@ from privfair.algorithms.mmd_fedavg import (
 )
 from privfair.algorithms.parts.clients import ClippedPairs, ClippedSums
 from privfair.algorithms.parts.descent import DescentRule
-from privfair.algorithms.parts.options import GradientOptions
 from privfair.algorithms.pay_once import PayOnce, PayOnceOptions
 from privfair.algorithms.steffle import Steffle, SteffleBounds, SteffleOptions
 from privfair.contribution import Published
@@ -57,6 +56,7 @@ from privfair.fairness.constraints import FairnessNotion, KernelKind, ResponseCh
 from privfair.fairness.mmd import GaussianSmoothing
 from privfair.models.linear import LogisticRegression
 from privfair.models.model import Model
+from privfair.plan.sections import GradientOptions
 
 Numbers = NDArray[np.int64]
 Builder = Callable[[str], CataloguedClaim]

@@ -29,13 +29,13 @@ from audit.models.torch_targets import RunTarget, TorchTarget
 from audit.report.results import AttributeInference
 from calibrate.arrays import Floats
 from calibrate.errors import InvalidInput
+from calibrate.manifest.trust import UNTRUSTED, FolderTrust
 from privfair.data.dataset import Silos
 from privfair.data.read import BadData
 from privfair.data.training_data import TrainingData, load_training_data
 from privfair.models.model import Model, mean_over
 from privfair.plan.model import build_model
 from privfair.run.folder import RunFolder, load_theta
-from privfair.run.folder_trust import UNTRUSTED, FolderTrust
 from privfair.run.trusted_plan import read_folder_plan
 
 _CHUNK = 16_384

@@ -17,10 +17,10 @@ from audit.named import refuse_pickle, refuse_unknown_kind
 from audit.report.results import AttackName, ModelQuality
 from calibrate.arrays import Booleans, Floats, Integers
 from calibrate.errors import InvalidInput
+from calibrate.manifest.trust import UNTRUSTED, FolderTrust
 from privfair.data.dataset import EVERYONE
 from privfair.data.read import BadData
 from privfair.fairness.measurement import Measurement, area_under_curve, count_confusion
-from privfair.run.folder_trust import UNTRUSTED, FolderTrust
 
 
 class OutputKind(Enum):

@@ -20,12 +20,12 @@ from audit.models.targets import OutputKind, numeric_inputs, phi_of_outputs
 from audit.named import load_named
 from calibrate.arrays import Floats
 from calibrate.errors import InvalidInput
+from calibrate.manifest.trust import UNTRUSTED, FolderTrust
 from privfair.data.encode import Standardisation, codes, encode_features
 from privfair.data.infer import FileLayout
 from privfair.data.schema import schema_from_json
 from privfair.plan.model import ModelKind, ModelPlan, build_model
 from privfair.run.folder import RunFolder, load_theta
-from privfair.run.folder_trust import UNTRUSTED, FolderTrust
 from privfair.run.trusted_plan import read_folder_plan
 
 # A torch module, from memory or from a file that the auditor trusts.

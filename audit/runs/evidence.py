@@ -26,19 +26,18 @@ from calibrate.manifest import keys as signature
 from calibrate.manifest.document import PAYLOAD_TYPE, BudgetDocument, statement_bytes
 from calibrate.manifest.draft import fresh_nonce, valid_for
 from calibrate.manifest.keys import Role, SigningKey, generate
-from calibrate.manifest.trust import TrustedKey, TrustFile
+from calibrate.manifest.trust import UNTRUSTED, FolderTrust, TrustedKey, TrustFile
 from calibrate.manifest.verify import AuthenticManifest
 from calibrate.sampling import Cyclic
 from privfair.algorithms.algorithm import Algorithm, SiloTensors
+from privfair.algorithms.recipe import signed_parameters
 from privfair.algorithms.steffle import Steffle
 from privfair.batches.participation import group_of_units
 from privfair.batches.record import BatchRecord
 from privfair.federation.coordinator import Position
 from privfair.plan.data import FileSource
-from privfair.plan.privacy import signed_parameters
 from privfair.plan.training import TrainingPlan
 from privfair.run.folder import RunFolder
-from privfair.run.folder_trust import UNTRUSTED, FolderTrust
 from privfair.run.prepare import Run, Sites, load_data
 from privfair.run.public import build, refuse_search
 from privfair.run.replay import KeptStep, Session, finished_steps, kept_steps, read_sessions, replay

@@ -39,9 +39,11 @@ from calibrate.manifest.document import BudgetDocument, DataBinding, plan_digest
 from calibrate.manifest.keys import BadSignature, BrokenEnvelope, PublicKey, check_signature, open_envelope
 from calibrate.manifest.mechanism import GaussianNoise
 from calibrate.manifest.strict_json import canonical
+from calibrate.manifest.trust import FolderTrust
 from calibrate.manifest.verify import AuthenticManifest, authenticate, misfit_of_data, read_unverified
 from calibrate.plans.plan import AlgorithmName
 from calibrate.privacy_unit import Relation
+from privfair.algorithms.recipe import signed_parameters
 from privfair.batches.randomness import Indexes
 from privfair.batches.record import BatchRecord
 from privfair.data.training_data import load_site_data, site_facts
@@ -49,10 +51,8 @@ from privfair.federation.gather import STEPS, SitePart, is_merged_from, parties_
 from privfair.federation.registries import most_participations
 from privfair.ledger import Ledger
 from privfair.plan.data import AttributesAtSites, SiteSource
-from privfair.plan.privacy import signed_parameters
 from privfair.plan.training import TrainingPlan
 from privfair.run.folder import RunFolder
-from privfair.run.folder_trust import FolderTrust
 from privfair.run.public import build
 from privfair.run.replay import last_position, read_sessions
 from privfair.run.trusted_plan import read_folder_plan

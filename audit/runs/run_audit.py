@@ -18,11 +18,11 @@ from audit.runs.papers import NO_SITES, SitesInHand, check_loop, check_sites, re
 from audit.settings import AuditOptions
 from audit.verdict import judge, on_trial
 from calibrate.errors import UnsupportedCombination
+from calibrate.manifest.trust import UNTRUSTED, FolderTrust
 from calibrate.meaning import Protection
 from calibrate.privacy_unit import EpsilonDelta, Relation
 from privfair.ledger import Ledger
 from privfair.run.folder import load_theta
-from privfair.run.folder_trust import UNTRUSTED, FolderTrust
 from privfair.run.metrics import HeldOutRecords
 
 _CANARY_RUNS, _CANARY_SECONDS = 50, 10.0

@@ -254,3 +254,14 @@ def _validate(fields: dict[str, Json]) -> TrustFile:
 def _refuse_root_with_role(trust: TrustFile, root: PublicKey) -> None:
     if root.key_id in {key.key_id for key in trust.keys}:
         raise TrustRefused(f"key {root.key_id} is root and holds a role; use a separate root key")
+
+
+@dataclass(frozen=True)
+class FolderTrust:
+    """How far a run folder is trusted: whose signatures count, and whether the code it brings may run."""
+
+    signers: TrustFile | None = None
+    code: bool = False
+
+
+UNTRUSTED = FolderTrust()

@@ -12,8 +12,8 @@ from torch import Tensor
 from calibrate.errors import InvalidInput, count
 from privfair.algorithms.algorithm import Received
 from privfair.algorithms.parts.clients import ClippedSums, LocalModels, LocalSteps, weighted_mean
-from privfair.algorithms.parts.options import AtLeastZero, Count, Options, Positive
 from privfair.models.model import Model
+from privfair.plan.sections import AtLeastZero, Count, Options, Positive
 
 
 @dataclass(frozen=True)

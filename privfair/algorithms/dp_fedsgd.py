@@ -28,10 +28,10 @@ from privfair.algorithms.baselines.drift import (
 from privfair.algorithms.fed_sgda import OF_W, FedSgda
 from privfair.algorithms.parts.clients import NOISY, ClippedSums, clipped_sum
 from privfair.algorithms.parts.descent import Descent, DescentRule, Iterate
-from privfair.algorithms.parts.options import AtLeastZero, BelowOne, Count, GradientOptions, Options, Positive
 from privfair.algorithms.recipe import MIN_MAX, RECORD_ADDED, Blueprint, Recipe, from_shares
 from privfair.contribution import BoundedContribution, RecentRounds
 from privfair.models.model import Model, require_class_weights
+from privfair.plan.sections import AtLeastZero, BelowOne, Count, GradientOptions, Options, Positive
 from privfair.rounding import require_mixable
 
 # What [training] may say under a `gaussian` plan, by method: the corrections of local steps cost no privacy, and each

@@ -29,7 +29,6 @@ from calibrate.plans.fair_plugin import ATTRIBUTE, FLIPS, GROUPS, PUPIL, RATES, 
 from calibrate.privacy_unit import Protected
 from privfair.algorithms.algorithm import Algorithm, ClearValue, Message, Received, SiloTensors
 from privfair.algorithms.parts.descent import Descent, DescentRule, Iterate, tensor
-from privfair.algorithms.parts.options import AtLeastZero, BelowOne, Count, OpenUnit, Options, Positive, Whole
 from privfair.algorithms.parts.tree_growing import Distilling, TreesInTurn, Turns
 from privfair.algorithms.parts.unit_sums import SeenRecords, attributes_to_randomise, count_sum, gradient_sum
 from privfair.algorithms.recipe import RECORD_ADDED, Blueprint, Recipe
@@ -41,6 +40,7 @@ from privfair.models.fair_rule import DistilledRule, FairRule
 from privfair.models.linear import LogisticRegression
 from privfair.models.model import Features, Model, tensor_of
 from privfair.models.trees import BoostedTrees
+from privfair.plan.sections import AtLeastZero, BelowOne, Count, OpenUnit, Options, Positive, Whole
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,15 @@ from calibrate.plans.clipped_sums import FedfdpPlan
 from privfair.algorithms.algorithm import Algorithm, ClearValue, Message, Received, SiloTensors
 from privfair.algorithms.baselines.client_losses import AgnosticFl, AgnosticOptions, QFfl, QFflOptions
 from privfair.algorithms.parts.clients import ClippedPairs, PlainMeans
-from privfair.algorithms.parts.options import AtLeastZero, Count, Options, Positive
-from privfair.algorithms.recipe import RECORD_ADDED, Blueprint, Recipe, from_shares, refuse_normalisation
+from privfair.algorithms.recipe import (
+    RECORD_ADDED,
+    Blueprint,
+    Recipe,
+    Unpriced,
+    from_shares,
+    needed,
+    refuse_normalisation,
+)
 from privfair.contribution import BoundedContribution
 from privfair.fairness.clipping import (
     ConvergenceConstants,
@@ -31,7 +38,7 @@ from privfair.fairness.clipping import (
     sum_of_losses,
 )
 from privfair.models.model import Model, require_class_weights, shrunk_by_class
-from privfair.plan.privacy import Unpriced, needed
+from privfair.plan.sections import AtLeastZero, Count, Options, Positive
 
 GRADIENT, LOSS = "gradient", "loss"
 

@@ -18,7 +18,6 @@ from calibrate.plans.clipped_sums import FpflPlan
 from privfair.algorithms.algorithm import Algorithm, ClearValue, Message, Received, SiloTensors
 from privfair.algorithms.baselines.tran import MultiplierOptions, TranMultipliers
 from privfair.algorithms.parts.descent import Descent, DescentRule, Iterate
-from privfair.algorithms.parts.options import AtLeastZero, BelowOne, Options, Positive, Rate, Whole
 from privfair.algorithms.parts.unit_sums import (
     HITS,
     RECORDS,
@@ -28,7 +27,7 @@ from privfair.algorithms.parts.unit_sums import (
     selection_entries,
     summed_statistics,
 )
-from privfair.algorithms.recipe import USER_ADDED, Blueprint, Recipe, refuse_normalisation
+from privfair.algorithms.recipe import USER_ADDED, Blueprint, Recipe, Unpriced, needed, refuse_normalisation
 from privfair.contribution import BoundedContribution
 from privfair.fairness.constraints import (
     FairnessNotion,
@@ -42,7 +41,7 @@ from privfair.fairness.constraints import (
 )
 from privfair.fairness.constraints import Rate as GroupRate
 from privfair.models.model import Model, require_class_weights, require_group_weights
-from privfair.plan.privacy import Unpriced, needed
+from privfair.plan.sections import AtLeastZero, BelowOne, Options, Positive, Rate, Whole
 
 STATISTICS = "user_statistics"
 _NONE_YET = -1.0

@@ -20,8 +20,7 @@ from calibrate.plans.mmd_fedavg import HALF_RANGE, MmdFedavgPlan, prediction_nam
 from calibrate.plans.plan import histogram_bound
 from calibrate.privacy_unit import Relation
 from privfair.algorithms.algorithm import Algorithm, ClearValue, Message, Received, SiloTensors
-from privfair.algorithms.parts.options import AtLeastZero, Count, Options, Positive, Rate, Whole
-from privfair.algorithms.recipe import Blueprint, Recipe
+from privfair.algorithms.recipe import Blueprint, Recipe, Unpriced, needed
 from privfair.batches.randomness import Indexes, WordSource, permutation, stream, subset
 from privfair.contribution import BoundedContribution
 from privfair.fairness.constraints import KernelKind, MmdCriterion, Score, require_score, score_values
@@ -39,7 +38,7 @@ from privfair.fairness.mmd import (
 )
 from privfair.models.exact import clamped, folded_squares, root
 from privfair.models.model import Model, require_class_weights
-from privfair.plan.privacy import Unpriced, needed
+from privfair.plan.sections import AtLeastZero, Count, Options, Positive, Rate, Whole
 from privfair.rounding import ROUNDING_SLACK, RunningTotal
 
 

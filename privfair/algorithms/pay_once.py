@@ -28,13 +28,13 @@ from calibrate.plans.fair_plugin import PayOncePlan
 from privfair.algorithms.algorithm import Algorithm, ClearValue, Message, Received, SiloTensors
 from privfair.algorithms.parts.descent import Descent, DescentOptions, DescentRule, require_classes, tensor
 from privfair.algorithms.parts.local_training import towards_own_minimum
-from privfair.algorithms.parts.options import AtLeastZero, BelowOne, Count, OpenUnit, Positive, Whole
 from privfair.algorithms.parts.unit_sums import attributes_to_randomise
 from privfair.algorithms.recipe import ATTRIBUTE_REPLACED, Blueprint, Recipe
 from privfair.fairness import fermi
 from privfair.fairness.constraints import FairnessPenalty, ResponseChannel, penalty_slopes
 from privfair.fairness.fermi import OUTSIDE, Independence
 from privfair.models.model import Model, Records, Weigh, class_means
+from privfair.plan.sections import AtLeastZero, BelowOne, Count, OpenUnit, Positive, Whole
 
 
 @dataclass(frozen=True)

@@ -37,13 +37,13 @@ from privfair.algorithms.algorithm import Algorithm, ClearValue, Message, Receiv
 from privfair.algorithms.baselines.steffle_public_code import StefflePublicCode
 from privfair.algorithms.parts.descent import Descent, DescentOptions, DescentRule, require_classes, tensor
 from privfair.algorithms.parts.local_training import towards_own_minimum
-from privfair.algorithms.parts.options import AtLeastZero, OpenUnit, Positive, Whole
 from privfair.algorithms.recipe import ATTRIBUTE_REPLACED, Blueprint, Recipe
 from privfair.contribution import BoundedContribution
 from privfair.fairness import fermi
 from privfair.fairness.fermi import OUTSIDE, Independence
 from privfair.models.exact import folded_squares, root, through_softmax
 from privfair.models.model import Features, Model, Records, class_means
+from privfair.plan.sections import AtLeastZero, OpenUnit, Positive, Whole
 from privfair.rounding import ROUNDING_SLACK, RunningTotal, blocks_of, terms_per_block
 
 

@@ -20,6 +20,7 @@ from calibrate.plans import plan_from_mapping
 from calibrate.plans.plan import Plan as PricedPlan
 from calibrate.privacy_unit import EpsilonDelta, PrivacyUnit
 from privfair.algorithms.algorithm import Algorithm
+from privfair.algorithms.recipe import Parameters, Unpriced, unpromised_parameters
 from privfair.data.training_data import known_of_silos, load_training_data, site_facts
 from privfair.federation.coordinator import PublicFacts
 from privfair.federation.local_party import require_declared
@@ -27,7 +28,6 @@ from privfair.plan.data import DataPlan, SiteSource, read_data_plan
 from privfair.plan.plan import Plan, SearchPlan, search_plan
 from privfair.plan.plan import Promise as Promise
 from privfair.plan.plan import Unprotected as Unprotected
-from privfair.plan.privacy import Parameters, Unpriced, unpromised_parameters
 from privfair.plan.training import TrainingPlan, plugin_digests, training_plan
 from privfair.run.public import build
 

@@ -22,7 +22,7 @@ from calibrate.errors import InvalidInput
 from calibrate.manifest.document import LedgerBinding
 from calibrate.manifest.draft import Issuer
 from calibrate.manifest.issue import request_bytes
-from calibrate.manifest.trust import TrustFile
+from calibrate.manifest.trust import FolderTrust, TrustFile
 from calibrate.notebook import as_html
 from privfair.api.budget import Key, PricedBudget, identity_of_ledger
 from privfair.api.draft import draft
@@ -43,10 +43,9 @@ from privfair.api.reading import audit_run, report
 from privfair.data.read import BadData, RawTable, from_arrow
 from privfair.fairness.measurement import emptiness
 from privfair.ledger import Ledger
-from privfair.ledger.terms import claimant_here
+from privfair.ledger.entries import claimant_here
 from privfair.plan.plan import Plan as WrittenPlan
 from privfair.run.folder import RunFolder
-from privfair.run.folder_trust import FolderTrust
 from privfair.run.prediction import predict
 from privfair.run.prepare import prepare_run
 from privfair.run.public import Progress, RunPromise, promise_of

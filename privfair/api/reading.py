@@ -11,12 +11,11 @@ from audit.settings import AuditOptions
 from calibrate.compose import UnitPromise, compose_beforehand
 from calibrate.errors import InvalidInput, UnsupportedCombination
 from calibrate.manifest.document import BudgetDocument
-from calibrate.manifest.trust import TrustFile
+from calibrate.manifest.trust import FolderTrust, TrustFile
 from calibrate.manifest.verify import authenticate, read_unverified
 from calibrate.meaning import Meaning
 from calibrate.privacy_unit import EpsilonDelta
 from privfair.ledger import Ledger, LedgerAccess
-from privfair.run.folder_trust import FolderTrust
 from privfair.run.public import promise_of
 from privfair.run.signed_budget import BudgetSource, envelope_of
 from privfair.training import TrustInForce

@@ -14,6 +14,7 @@ import click
 from audit.settings import DEFAULTS, AuditOptions
 from calibrate.errors import InvalidInput
 from calibrate.manifest.keys import load_public
+from calibrate.manifest.trust import FolderTrust
 from privfair.cli.audit_result import FORMER, ResultFlags, finish, require_run, result_options, run_subjects, say
 from privfair.cli.config import configured_trust, read_trust_file, user_config
 from privfair.cli.help import Subcommands, with_our_help
@@ -23,7 +24,6 @@ from privfair.cli.output import progress_bar
 from privfair.durable import read_toml
 from privfair.ledger import LedgerAccess
 from privfair.plan.sections import refuse_unknown
-from privfair.run.folder_trust import FolderTrust
 
 if TYPE_CHECKING:
     from audit.report.results import AuditReport

@@ -21,12 +21,11 @@ from audit.models.targets import MemberEnd, OutputKind, PickleTrust, Target, ope
 from audit.report.results import Assignment, AuditReport
 from audit.settings import ExposureOptions
 from calibrate.errors import InvalidInput
-from calibrate.manifest.trust import TrustFile
+from calibrate.manifest.trust import FolderTrust, TrustFile
 from calibrate.manifest.verify import authenticate, read_unverified
 from calibrate.privacy_unit import Relation
 from privfair.cli.output import progress_bar
 from privfair.durable import read_named
-from privfair.run.folder_trust import FolderTrust
 
 if TYPE_CHECKING:
     from privfair.cli.audit_model import ModelFlags

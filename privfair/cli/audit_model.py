@@ -18,6 +18,7 @@ from audit.executors import executor_of
 from audit.named import load_named, refuse_pickle, refuse_unknown_kind
 from audit.settings import BY_CLASS, BY_CORRECTNESS, CONFIDENCE, require_attack, require_models
 from calibrate.errors import InvalidInput, PrivfairError, open_unit
+from calibrate.manifest.trust import FolderTrust
 from calibrate.manifest.verify import read_unverified
 from calibrate.privacy_unit import EpsilonDelta
 from privfair.cli.audit import rare_option, seed_option, settings_option, trust_code_option
@@ -28,7 +29,6 @@ from privfair.cli.output import progress_bar
 from privfair.data.infer import FileLayout, read_header, recognise
 from privfair.data.read import read_table
 from privfair.durable import read_named
-from privfair.run.folder_trust import FolderTrust
 
 _COUNT = click.IntRange(min=1)
 

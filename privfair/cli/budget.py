@@ -39,7 +39,7 @@ from privfair.cli.output import answer, print_json, print_wrapped
 from privfair.cli.verify import manifest_command
 from privfair.durable import read_named, write_named
 from privfair.ledger import Ledger, LedgerAccess
-from privfair.ledger.terms import claimant_here
+from privfair.ledger.entries import claimant_here
 from privfair.plan.plan import Plan
 
 

@@ -17,8 +17,8 @@ from privfair.cli.options import FILE, asked
 from privfair.cli.output import answer, print_json, print_wrapped
 from privfair.durable import write_named
 from privfair.ledger import DataBudgetStatus, Head, Ledger, LedgerAccess, LedgerStatus, ManifestStatus
+from privfair.ledger.claim import unit_in_words
 from privfair.ledger.ledger import default_anchor, read_backup
-from privfair.ledger.status import unit_in_words
 from privfair.ledger.witness import LogProof, NotedHeads, WitnessLog, hashed, head_of, receipts_at, second_uses
 
 _location = click.argument(

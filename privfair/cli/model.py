@@ -15,6 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemaini
 from rich.progress import Progress as Bar
 
 from calibrate.epsilon_so_far import EpsilonSoFar
+from calibrate.manifest.trust import FolderTrust
 from privfair.cli.config import anchor_for, configured_trust, needed_trust, read_trust_file, root_for, user_config
 from privfair.cli.options import (
     FILE,
@@ -31,7 +32,6 @@ from privfair.cli.output import number_text, print_json, print_wrapped, progress
 from privfair.durable import read_named, write_named
 from privfair.fairness.measurement import Measured
 from privfair.plan.plan import AS_IT_IS, Plan, ThresholdRule
-from privfair.run.folder_trust import FolderTrust
 from privfair.run.prediction import predict
 from privfair.run.public import Progress, promise_of, read_signed_plan
 from privfair.training import TrainingResult, TrustInForce, execute, prepare, train_with_guards

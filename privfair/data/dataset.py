@@ -14,10 +14,9 @@ from calibrate.arrays import AnyFloats, Integers
 from calibrate.errors import InvalidInput
 from calibrate.manifest.document import DataBinding
 from calibrate.privacy_unit import PrivacyUnit
-from privfair.data.facts import DerivedFact, NothingPromised, require_allowed
 from privfair.data.read import MISSING
 from privfair.data.schema import Schema
-from privfair.data.stability import Stability
+from privfair.data.stability import DerivedFact, NothingPromised, Stability, require_allowed
 
 EVERYONE: tuple[str, ...] = ("everyone",)
 """The group names of a data set without a sensitive attribute."""

@@ -20,9 +20,8 @@ from calibrate.errors import InvalidInput
 from calibrate.manifest.strict_json import Json
 from privfair.batches.randomness import stream
 from privfair.data.dataset import EVERYONE, Dataset
-from privfair.data.facts import digest
 from privfair.data.read import BadData
-from privfair.data.stability import EVERY_UNIT, WRITERS_BY_POSITION, WRITERS_BY_RECORD, RecordHash, Stability
+from privfair.data.stability import EVERY_UNIT, WRITERS_BY_POSITION, WRITERS_BY_RECORD, RecordHash, Stability, digest
 from privfair.plan.data import UnfairImages
 
 # Grey images with labels in MNIST's idx format: four files in a folder, plain or gzipped.

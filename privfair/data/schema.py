@@ -26,7 +26,7 @@ from pydantic import Field, JsonValue, TypeAdapter
 from calibrate.arrays import AnyFloats
 from calibrate.errors import InvalidInput, positive
 from calibrate.manifest.strict_json import Json
-from privfair.data.facts import digest
+from privfair.data.stability import digest
 
 
 class Transform(Enum):

@@ -28,11 +28,15 @@ from privfair.data.attributes import (
 )
 from privfair.data.benchmarks import load_benchmark, load_plugin_dataset
 from privfair.data.dataset import EVERYONE, Dataset, Silo, Silos
-from privfair.data.encode import Standardisation, fit_standardisation
-from privfair.data.facts import NothingPromised
+from privfair.data.encode import (
+    Standardisation,
+    fit_standardisation,
+    load_own_silo,
+    load_own_silos,
+    load_own_train_test,
+)
 from privfair.data.images import oriented_gradients, unfair_images
 from privfair.data.infer import FileLayout, silo_name
-from privfair.data.own_files import load_own_silo, load_own_silos, load_own_train_test
 from privfair.data.partition import (
     UserRecords,
     cut_into_silos,
@@ -44,7 +48,7 @@ from privfair.data.partition import (
 )
 from privfair.data.schema import NonPrivateStandardisation, Schema
 from privfair.data.schema_toml import OwnFormat, load_schema
-from privfair.data.stability import RecordHash, Stability
+from privfair.data.stability import NothingPromised, RecordHash, Stability
 from privfair.federation.coordinator import PublicFacts
 from privfair.plan.data import (
     AttributesAtSites,

@@ -5,12 +5,19 @@
 See docs/ledger.md for what it promises and what a crash loses.
 """
 
-from privfair.ledger.claim import DEFAULT_BLOCK, Claim
-from privfair.ledger.entries import ClaimEnded, Head, RolledBack, Unavailable, UnknownClaim
+from privfair.ledger.claim import DEFAULT_BLOCK, Claim, ClaimState, DataBudgetStatus, LedgerStatus, ManifestStatus
+from privfair.ledger.entries import (
+    ClaimEnded,
+    ClaimToken,
+    Head,
+    ManifestTerms,
+    Release,
+    RolledBack,
+    Unavailable,
+    UnknownClaim,
+)
 from privfair.ledger.ledger import Ledger
-from privfair.ledger.status import ClaimState, DataBudgetStatus, LedgerStatus, ManifestStatus
 from privfair.ledger.store import LedgerAccess
-from privfair.ledger.terms import ClaimToken, ManifestTerms, Release
 
 __all__ = [
     "DEFAULT_BLOCK",

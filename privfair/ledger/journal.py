@@ -41,9 +41,9 @@ from privfair.ledger.entries import (
     WrongLedger,
     decode,
     link,
+    timestamp,
 )
 from privfair.ledger.store import LedgerAccess, Store
-from privfair.ledger.terms import timestamp
 
 _LOST = (
     "put the newest copy of the ledger back; if it is lost, treat every manifest claimed in it as spent, "

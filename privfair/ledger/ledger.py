@@ -17,29 +17,34 @@ from calibrate.manifest.trust import TrustSeen
 from calibrate.privacy_unit import PrivacyUnit
 from privfair.durable import write_new_file
 from privfair.ledger.book import Book
-from privfair.ledger.claim import Claim
+from privfair.ledger.claim import Claim, LedgerStatus, ManifestStatus, describe, describe_manifest
 from privfair.ledger.entries import (
     BudgetSet,
     Claimed,
     ClaimedCurve,
+    ClaimToken,
     Closed,
     Head,
     Link,
+    ManifestTerms,
     NotIntact,
+    Release,
     Released,
     Resumed,
     TrustNoted,
     Unavailable,
     UnreadableEntry,
+    claimant_here,
     decode,
     encode,
+    label,
     link,
+    promise,
+    timestamp,
     unit_text,
 )
 from privfair.ledger.journal import Anchor, AnchorFile, Draft, Journal, check_anchor
-from privfair.ledger.status import LedgerStatus, ManifestStatus, describe, describe_manifest
 from privfair.ledger.store import Backend, LedgerAccess, PostgresTable, SqliteFile, Store
-from privfair.ledger.terms import ClaimToken, ManifestTerms, Release, claimant_here, label, promise, timestamp
 from privfair.ledger.witness import ClaimReceipt
 
 # From what the user wrote to a database: a file path, or a PostgreSQL URL.

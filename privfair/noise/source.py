@@ -22,14 +22,16 @@ from calibrate.discrete_noise import STEPS_PER_SCALE
 from calibrate.errors import InvalidInput, count
 from calibrate.privacy_unit import Norm
 from privfair.noise.lattice_sampler import (
+    SecureStream,
+    WordStream,
     category_array,
     discrete_gaussian,
     discrete_laplace,
     exact_positive,
     exponential_enclosure,
     real_array,
+    uniform_below,
 )
-from privfair.noise.random_stream import SecureStream, WordStream, uniform_below
 
 LARGEST_STEPS = 1 << 52
 """Largest size of a value in steps; with noise of at most as much the sum is still exact in a double."""

@@ -25,7 +25,6 @@ import torch
 
 from calibrate.errors import InvalidInput, PrivfairError
 from calibrate.plugins import PluginGroup, Plugins
-from privfair.algorithms.parts.options import BelowOne, Checked, Count, Positive
 from privfair.models.alone_module import ISOLATION_ASSUMED, AloneModule
 from privfair.models.exact import Bits
 from privfair.models.fair_rule import DistilledRule, FairRule
@@ -35,7 +34,7 @@ from privfair.models.perceptron import Perceptron
 from privfair.models.torch_module import TorchModule, convolutional, made_up_records
 from privfair.models.trees import BoostedTrees
 from privfair.plan.own_code import UserFunction
-from privfair.plan.sections import key_names, nearest, read_section, refuse_unknown
+from privfair.plan.sections import BelowOne, Checked, Count, Positive, key_names, nearest, read_section, refuse_unknown
 
 # The model a plan asks for: `model = "logistic"`, or a table [training.model] with a kind and its own keys.
 #

@@ -34,8 +34,7 @@ from calibrate.plans.fair_plugin import FairPluginPlan
 from calibrate.plans.steffle import StefflePlan
 from calibrate.sampling import Batch, FixedSize, Poisson, Sampling, ShuffledEpochs, WithReplacement
 from privfair.algorithms.fair_plugin import FairPluginOptions
-from privfair.algorithms.parts.options import Checked, Count, Options, Whole
-from privfair.algorithms.recipe import MIN_MAX, Recipe
+from privfair.algorithms.recipe import MIN_MAX, Parameters, Recipe, Unpriced
 from privfair.algorithms.registry import ALGORITHM_PLUGINS, methods_of, recipe_named
 from privfair.fairness.fermi import Independence
 from privfair.models.alone_module import ISOLATION_ASSUMED
@@ -50,8 +49,17 @@ from privfair.plan.model import (
     read_model_plan,
 )
 from privfair.plan.plan import Plan
-from privfair.plan.privacy import Parameters, Unpriced
-from privfair.plan.sections import dashed, key_names, nearest, read_section, refuse_unknown
+from privfair.plan.sections import (
+    Checked,
+    Count,
+    Options,
+    Whole,
+    dashed,
+    key_names,
+    nearest,
+    read_section,
+    refuse_unknown,
+)
 
 _LARGEST_BLOCK = 32
 """Where syncing no longer dominates (docs/ledger.md)."""

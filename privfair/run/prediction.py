@@ -15,6 +15,7 @@ import torch
 from pydantic import BaseModel, Field, ValidationError
 
 from calibrate.errors import InvalidInput, Refused
+from calibrate.manifest.trust import UNTRUSTED, FolderTrust
 from privfair.data.encode import Standardisation, encode_features
 from privfair.data.infer import FileLayout, recognise
 from privfair.data.read import RawTable, read_table
@@ -22,7 +23,6 @@ from privfair.data.schema import schema_from_json
 from privfair.plan.model import build_model
 from privfair.plan.plan import ThresholdRule
 from privfair.run.folder import RunFolder, load_theta
-from privfair.run.folder_trust import UNTRUSTED, FolderTrust
 from privfair.run.metrics import DEFAULT, read_threshold
 from privfair.run.trusted_plan import read_folder_plan
 

@@ -21,19 +21,19 @@ from calibrate.manifest.verify import IntendedRun, SiloData, VerifiedManifest, b
 from calibrate.privacy_unit import PrivacyUnit
 from calibrate.sampling import Sampling
 from privfair.algorithms.algorithm import Algorithm
+from privfair.algorithms.recipe import require_signed
 from privfair.batches.participation import declared_sampling, require_population
 from privfair.batches.randomness import SeededWords
-from privfair.data.facts import NothingPromised as NothingToCover
+from privfair.data.stability import NothingPromised as NothingToCover
 from privfair.data.training_data import TrainingData, load_site_data, load_training_data, site_facts
 from privfair.durable import replace_file
 from privfair.federation.coordinator import PublicFacts
 from privfair.federation.local_party import PartySetup, require_declared
 from privfair.ledger import ManifestTerms
-from privfair.ledger.terms import undeclared_dataset
+from privfair.ledger.entries import undeclared_dataset
 from privfair.models.model import Model
 from privfair.plan.data import AttributesAtSites
 from privfair.plan.plan import SearchPlan, search_plan
-from privfair.plan.privacy import require_signed
 from privfair.plan.training import TrainingPlan, training_plan
 from privfair.run.folder import RunFolder, json_file, save_model
 from privfair.run.metrics import HeldOutRecords

@@ -21,14 +21,13 @@ from calibrate.plans.steffle import StefflePlan
 from calibrate.privacy_unit import PrivacyUnit, Protected, Relation
 from calibrate.sampling import SamplingName
 from privfair.algorithms.algorithm import Algorithm
-from privfair.algorithms.recipe import Blueprint
+from privfair.algorithms.recipe import Blueprint, Parameters, require_signed
 from privfair.fairness.measurement import Measured
 from privfair.federation.coordinator import Position, PublicFacts, RunObserver
 from privfair.models.model import Model
 from privfair.plan.data import AttributesAtSites
 from privfair.plan.model import build_model
 from privfair.plan.plan import Plan
-from privfair.plan.privacy import Parameters, require_signed
 from privfair.plan.training import TrainingPlan, training_plan
 
 # What a run promises, in the few words that stand in every output, and as the terms the ledger claims.

@@ -8,11 +8,11 @@ from pathlib import Path
 from calibrate.errors import InvalidInput, PrivfairError, Refused
 from calibrate.manifest.document import BudgetDocument
 from calibrate.manifest.strict_json import Step
+from calibrate.manifest.trust import UNTRUSTED, FolderTrust
 from calibrate.manifest.verify import AuthenticManifest, authenticate, read_unverified, require_signed_code
 from privfair.plan.data import FileSource
 from privfair.plan.training import TrainingPlan, read_training_plan
 from privfair.run.folder import RunFolder
-from privfair.run.folder_trust import UNTRUSTED, FolderTrust
 
 
 @dataclass(frozen=True, eq=False)

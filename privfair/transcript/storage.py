@@ -47,7 +47,7 @@ from pydantic import ConfigDict, Field, TypeAdapter
 from calibrate.errors import InvalidInput, Refused, count
 from privfair.durable import OTHER_VERSION, opened, replace_file, sync_folder, write_all
 from privfair.ledger import Claim
-from privfair.ledger.terms import digest_text, label
+from privfair.ledger.entries import digest_text, label
 
 # The one way in which a transcript says no.
 

@@ -18,7 +18,7 @@ from tests.architecture.tree import ROOT, Module, modules
 MOST_LINES_PER_FILE = 600
 MOST_MODULES_AT_THE_ROOT = 8
 
-RANDOMNESS = {"privfair.noise.random_stream": "the noise", "privfair.batches.randomness": "the batches"}
+RANDOMNESS = {"privfair.noise.lattice_sampler": "the noise", "privfair.batches.randomness": "the batches"}
 """The only modules that ask the operating system for random bytes that decide a result (tests/conftest.py)."""
 
 

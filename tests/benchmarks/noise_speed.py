@@ -18,8 +18,14 @@ import numpy as np
 import opendp.prelude as opendp
 
 from privfair.noise import ExactNoise
-from privfair.noise.lattice_sampler import GaussianExponent, block_table, discrete_gaussian, discrete_laplace, sample
-from privfair.noise.random_stream import SecureStream
+from privfair.noise.lattice_sampler import (
+    GaussianExponent,
+    SecureStream,
+    block_table,
+    discrete_gaussian,
+    discrete_laplace,
+    sample,
+)
 
 PAGE = Path(__file__).parents[2] / "docs" / "benchmarks" / "noise.md"
 SCALE = 1 << 30

@@ -48,7 +48,6 @@ from privfair.algorithms.mmd_fedavg import (
 )
 from privfair.algorithms.parts.clients import ClippedPairs, ClippedSums
 from privfair.algorithms.parts.descent import DescentRule, Iterate
-from privfair.algorithms.parts.options import GradientOptions
 from privfair.algorithms.pay_once import PayOnce, PayOnceOptions
 from privfair.algorithms.steffle import Steffle, SteffleBounds, SteffleOptions
 from privfair.batches.participation import Participation
@@ -62,6 +61,7 @@ from privfair.models.model import Model
 from privfair.models.perceptron import Perceptron
 from privfair.models.torch_module import TorchModule, made_up_records
 from privfair.models.trees import BoostedTrees
+from privfair.plan.sections import GradientOptions
 from privfair_experiments.baselines.fairfed import FairFed, FairFedOptions
 from privfair_experiments.baselines.fedfb import FedFb, FedFbOptions
 from privfair_experiments.baselines.local_mmd import LocalMmd, LocalMmdOptions

@@ -16,7 +16,7 @@ from calibrate.plans.gaussian import GaussianPlan
 from calibrate.theorems.catalogue import theorem_named
 from privfair.algorithms.algorithm import Message, Received, SiloTensors
 from privfair.algorithms.dp_fedsgd import DpFedSgd, DpFedSgdState
-from privfair.algorithms.parts.options import GradientOptions
+from privfair.plan.sections import GradientOptions
 from privfair.testing import ContractBroken, check_algorithm, check_attack, check_plan, check_theorem
 from tests.contracts.algorithm_cases import CASES, MODELS, ROUNDS, Case, silo
 

@@ -12,12 +12,11 @@ import pytest
 from calibrate.errors import ManifestRefused, TrustRefused
 from calibrate.manifest.issue import add_signature
 from calibrate.manifest.keys import Role, generate, load_private, save
-from calibrate.manifest.trust import Revocation, TrustedKey, TrustFile, read_trust
+from calibrate.manifest.trust import FolderTrust, Revocation, TrustedKey, TrustFile, read_trust
 from calibrate.manifest.verify import authenticate, bind, read_unverified
 from privfair.ledger import Ledger
 from privfair.ledger.entries import TrustRolledBack
 from privfair.run.folder import RunFolder
-from privfair.run.folder_trust import FolderTrust
 from privfair.run.trusted_plan import read_folder_plan
 from privfair.training import TrustInForce, train
 from tests.end_to_end.command_line import config_file, privfair

@@ -15,11 +15,11 @@ from audit.runs.run_audit import audit_run
 from audit.settings import AuditOptions
 from calibrate.errors import InvalidInput, Refused
 from calibrate.manifest.keys import Role, SigningKey, generate, load_public, save
+from calibrate.manifest.trust import FolderTrust
 from privfair.federation.gather import gather_run, parties_of
 from privfair.federation.guard import GuardOptions
 from privfair.ledger import Ledger, LedgerAccess
 from privfair.run.federated import train_over
-from privfair.run.folder_trust import FolderTrust
 from privfair.training import TrustInForce
 from privfair.transcript import PartOfRun, Transcript
 from tests.end_to_end.command_line import privfair

@@ -17,6 +17,7 @@ from audit.runs.papers import SitesInHand, _asked_records, _asked_too_often, rea
 from audit.runs.run_audit import audit_run
 from audit.settings import AuditOptions
 from calibrate.errors import InvalidInput, UnsupportedCombination
+from calibrate.manifest.trust import FolderTrust
 from calibrate.sampling import Poisson, ShuffledEpochs
 from privfair.batches.record import BatchRecord, BatchWriter
 from privfair.federation import wire
@@ -27,7 +28,6 @@ from privfair.federation.wire import MessageKind, WireMessage, decode
 from privfair.ledger import Ledger, LedgerAccess
 from privfair.run.federated import train_over
 from privfair.run.folder import RunFolder
-from privfair.run.folder_trust import FolderTrust
 from privfair.run.prepare import PreparedRun, prepare_site
 from privfair.training import TrustInForce
 from privfair.transcript import Transcript

@@ -10,8 +10,8 @@ from scipy import stats
 
 from calibrate.errors import InvalidInput
 from privfair.data.dataset import Dataset
-from privfair.data.facts import digest
 from privfair.data.partition import LEFT_OUT, UserRecords, assign, cut_into_silos, poisson_users, users_by_column
+from privfair.data.stability import digest
 from privfair.plan.data import ByColumn, DirichletByLabel, EqualAtRandom, Heterogeneous, Partition
 
 

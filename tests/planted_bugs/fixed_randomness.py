@@ -34,7 +34,7 @@ def fixed_randomness(seed: int) -> Iterator[None]:
         return hashlib.sha256(f"{seed} {next(number)}".encode()).digest()
 
     with ExitStack() as stack:
-        stack.enter_context(patch("privfair.noise.random_stream._system_entropy", entropy))
+        stack.enter_context(patch("privfair.noise.lattice_sampler._system_entropy", entropy))
         for module in ("privfair.batches.participation", "audit.probes.batches"):
             stack.enter_context(patch(f"{module}.SystemWords", lambda: FixedWords(seed * 10_007 + next(sources))))
         yield

@@ -18,9 +18,9 @@ from calibrate.privacy_unit import PrivacyUnit, Relation
 from privfair.data import benchmarks
 from privfair.data.benchmarks import load_benchmark
 from privfair.data.dataset import Dataset
-from privfair.data.facts import DerivedFact, FactKind
 from privfair.data.partition import cut_into_silos
 from privfair.data.read import BadData
+from privfair.data.stability import DerivedFact, FactKind
 from privfair.plan.data import Benchmark, BenchmarkScaling, ByColumn
 
 pytestmark = pytest.mark.skipif(

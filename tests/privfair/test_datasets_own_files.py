@@ -14,8 +14,7 @@ from calibrate.errors import InvalidInput, UnsupportedCombination
 from calibrate.privacy_unit import PrivacyUnit, Relation
 from privfair.cli.output import progress_bar
 from privfair.data import read
-from privfair.data.encode import encode_features
-from privfair.data.own_files import load_own_silo, load_own_silos, load_own_train_test
+from privfair.data.encode import encode_features, load_own_silo, load_own_silos, load_own_train_test
 from privfair.data.partition import cut_into_silos, users_by_column
 from privfair.data.read import BadData, read_table
 from privfair.data.schema_toml import OwnFormat, parse_schema

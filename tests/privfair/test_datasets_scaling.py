@@ -12,12 +12,11 @@ from hypothesis import strategies as st
 from calibrate.errors import InvalidInput, UnsupportedCombination
 from calibrate.privacy_unit import PrivacyUnit, Protected, Relation
 from privfair.data.dataset import TrainTest
-from privfair.data.encode import fit_standardisation
-from privfair.data.facts import DerivedFact, FactKind, NothingPromised, require_allowed
-from privfair.data.own_files import load_own_silos
+from privfair.data.encode import fit_standardisation, load_own_silos
 from privfair.data.partition import split_silos
 from privfair.data.schema import PaidScaling, PublicBounds, PublicMeanScale, Transform, Unscaled
 from privfair.data.schema_toml import parse_schema
+from privfair.data.stability import DerivedFact, FactKind, NothingPromised, require_allowed
 
 finite = st.floats(-1e6, 1e6)
 

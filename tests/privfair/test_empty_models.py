@@ -14,12 +14,12 @@ from privfair.algorithms.algorithm import Message, SiloTensors
 from privfair.algorithms.dp_fedsgd import DpFedSgd
 from privfair.algorithms.fedfdp import FedFdp, FedFdpClips, FedFdpOptions
 from privfair.algorithms.fpfl import Fpfl, FpflOptions
-from privfair.algorithms.parts.options import GradientOptions
 from privfair.algorithms.pay_once import PayOnce, PayOnceOptions
 from privfair.fairness.constraints import ResponseChannel
 from privfair.fairness.measurement import Measurement, area_under_curve, count_confusion, emptiness
 from privfair.models.linear import LogisticRegression
 from privfair.plan.plan import AS_IT_IS, ThresholdRule
+from privfair.plan.sections import GradientOptions
 from privfair.run.metrics import decide, measure_at
 from tests.privfair.steffle_cases import silo_of, some_state, steffle_for
 

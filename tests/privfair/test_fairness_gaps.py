@@ -15,7 +15,7 @@ from sklearn.metrics import accuracy_score
 
 from calibrate.errors import InvalidInput
 from privfair.data.dataset import Dataset, Silo, Silos
-from privfair.data.facts import digest
+from privfair.data.stability import digest
 from privfair.fairness.measurement import (
     Comparison,
     Confusion,

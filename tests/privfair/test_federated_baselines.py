@@ -22,9 +22,9 @@ from privfair.algorithms.baselines.drift import (
 )
 from privfair.algorithms.dp_fedsgd import DpFedSgd
 from privfair.algorithms.parts.clients import GRADIENT, LOSS, NOISY, PLAIN, ClippedPairs, ClippedSums, LocalSteps
-from privfair.algorithms.parts.options import GradientOptions
 from privfair.contribution import Published
 from privfair.models.linear import LogisticRegression
+from privfair.plan.sections import GradientOptions
 from tests.privfair.plain_models import ROUNDED, Plain
 
 FEATURES, RECORDS = 3, 30

@@ -18,13 +18,12 @@ from privfair.algorithms.dp_fedsgd import DpFedSgd
 from privfair.algorithms.fedfdp import GRADIENT, LOSS, FedFdp, FedFdpClips, FedFdpOptions, FedFdpState, LossClipRule
 from privfair.algorithms.parts.clients import NOISY
 from privfair.algorithms.parts.descent import DescentRule, Iterate
-from privfair.algorithms.parts.options import GradientOptions
-from privfair.algorithms.recipe import Blueprint
+from privfair.algorithms.recipe import Blueprint, Unpriced
 from privfair.algorithms.registry import recipe_named
 from privfair.contribution import Published
 from privfair.fairness.clipping import clipped_losses, fair_clipping, mean_of_losses, next_loss_clip
 from privfair.models.linear import LogisticRegression
-from privfair.plan.privacy import Unpriced
+from privfair.plan.sections import GradientOptions
 from privfair.rounding import ROUNDING_SLACK
 from tests.privfair.plain_models import ROUNDED, Plain
 

@@ -16,13 +16,13 @@ from privfair.algorithms.algorithm import Message, SiloTensors
 from privfair.algorithms.baselines.averaging import GRADIENT, FedSgd
 from privfair.algorithms.fpfl import STATISTICS, Fpfl, FpflOptions, FpflState, ModelChoice
 from privfair.algorithms.parts.descent import DescentRule
-from privfair.algorithms.parts.options import GradientOptions
 from privfair.contribution import Published
 from privfair.fairness.constraints import FairnessNotion, RateSums, RateValue, rates_of, violations
 from privfair.models.exact import Bits
 from privfair.models.linear import LogisticRegression
 from privfair.models.model import Model
 from privfair.models.perceptron import Perceptron
+from privfair.plan.sections import GradientOptions
 from privfair.rounding import ROUNDING_SLACK
 from tests.privfair.plain_models import ROUNDED, Plain
 

@@ -15,8 +15,7 @@ from calibrate.discrete_noise import ProfileSlack
 from calibrate.errors import InvalidInput
 from calibrate.privacy_unit import PrivacyUnit, Relation
 from privfair.ledger import ClaimEnded, ClaimState, Ledger, ManifestTerms, RolledBack, Unavailable
-from privfair.ledger.entries import BudgetExceeded, NotIntact, WrongLedger
-from privfair.ledger.terms import undeclared_dataset
+from privfair.ledger.entries import BudgetExceeded, NotIntact, WrongLedger, undeclared_dataset
 from tests.privfair.ledgers import DATASET, LEDGER, new_ledger, open_ledger
 
 UNIT = PrivacyUnit.of(Relation.REPLACE_ONE)

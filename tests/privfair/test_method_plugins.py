@@ -17,7 +17,7 @@ from tests.privfair.small_runs import GAUSSIAN, Desk
 METHOD = """
 from dataclasses import dataclass, replace
 from privfair.algorithms.dp_fedsgd import RECIPES, PrivateStepOptions
-from privfair.algorithms.parts.options import Positive
+from privfair.plan.sections import Positive
 
 @dataclass(frozen=True)
 class SlowOptions(PrivateStepOptions):

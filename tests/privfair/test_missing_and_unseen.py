@@ -13,9 +13,8 @@ from calibrate.errors import InvalidInput
 from privfair.api.frames import toml_text
 from privfair.cli.start import _keep
 from privfair.data import stability
-from privfair.data.encode import encode_features
+from privfair.data.encode import encode_features, load_own_silo, load_own_silos
 from privfair.data.infer import ColumnRole, FileLayout, look_at, recognise, schema_text
-from privfair.data.own_files import load_own_silo, load_own_silos
 from privfair.data.read import BadData, read_table
 from privfair.data.schema import schema_from_json
 from privfair.data.schema_toml import check_schema, parse_schema

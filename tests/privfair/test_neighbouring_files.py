@@ -24,7 +24,7 @@ from calibrate.errors import InvalidInput, ManifestRefused, UnsupportedCombinati
 from privfair.algorithms.fair_plugin import FairPlugin
 from privfair.batches import randomness
 from privfair.batches.randomness import SeededWords
-from privfair.data.own_files import load_own_silos
+from privfair.data.encode import load_own_silos
 from privfair.data.schema_toml import load_schema
 from privfair.data.stability import RECORD_ADDED, RecordHash
 from privfair.data.training_data import TrainingData, load_training_data

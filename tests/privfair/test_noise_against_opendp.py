@@ -9,8 +9,7 @@ import pytest
 from scipy.stats import chi2_contingency, ks_2samp
 
 from privfair.noise import ExactNoise
-from privfair.noise.lattice_sampler import discrete_gaussian, discrete_laplace
-from privfair.noise.random_stream import SecureStream
+from privfair.noise.lattice_sampler import SecureStream, discrete_gaussian, discrete_laplace
 
 opendp = pytest.importorskip("opendp.prelude")
 

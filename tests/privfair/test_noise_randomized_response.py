@@ -11,7 +11,7 @@ from scipy.stats import chisquare
 
 from calibrate.errors import InvalidInput
 from privfair.noise import ExactNoise
-from privfair.noise.random_stream import SecureStream
+from privfair.noise.lattice_sampler import SecureStream
 from privfair.noise.source import ResponseLaw, randomized_response
 
 FALSE_ALARM = 1e-12

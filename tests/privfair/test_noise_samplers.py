@@ -17,6 +17,8 @@ from privfair.noise.lattice_sampler import (
     Exponent,
     GaussianExponent,
     LaplaceExponent,
+    SecureStream,
+    Words,
     block_table,
     discrete_gaussian,
     discrete_laplace,
@@ -24,7 +26,6 @@ from privfair.noise.lattice_sampler import (
     sample,
     uniform_is_below_exponential,
 )
-from privfair.noise.random_stream import SecureStream, Words
 
 FALSE_ALARM = 1e-7
 SCALES = [Fraction(1, 3), Fraction(1, 2), Fraction(1), Fraction(7, 3), Fraction(9), Fraction(100, 3), Fraction(500)]

@@ -15,8 +15,8 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from scipy.stats import chisquare
 
 from calibrate.errors import InvalidInput
-from privfair.noise import random_stream
-from privfair.noise.random_stream import SecureStream, uniform_below
+from privfair.noise import lattice_sampler
+from privfair.noise.lattice_sampler import SecureStream, uniform_below
 
 pytestmark = pytest.mark.true_noise
 FALSE_ALARM = 1e-12
@@ -49,7 +49,7 @@ def test_the_key_is_not_among_the_words_handed_out() -> None:
 def test_the_words_are_the_keystream_after_its_first_32_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Known answer: a second AES implementation call on the key gives next key and words."""
     stream = SecureStream()
-    monkeypatch.setattr(random_stream, "_system_entropy", lambda: bytes(32))
+    monkeypatch.setattr(lattice_sampler, "_system_entropy", lambda: bytes(32))
     key = bytes(stream._key)
     keystream = Cipher(algorithms.AES256(key), modes.CTR(bytes(16))).encryptor().update(bytes(32 + 80))
     assert bytes(stream.words(10).view(np.uint8)) == keystream[32:]
@@ -61,7 +61,7 @@ def test_fresh_bytes_of_the_system_change_what_is_drawn(monkeypatch: pytest.Monk
     key = bytes(stream._key)
     for fresh in (bytes(32), bytes(31) + b"\x01"):
         stream._key[:] = key
-        monkeypatch.setattr(random_stream, "_system_entropy", lambda fresh=fresh: fresh)
+        monkeypatch.setattr(lattice_sampler, "_system_entropy", lambda fresh=fresh: fresh)
         draws.append(bytes(stream.words(4).view(np.uint8)))
     assert draws[0] != draws[1]
 
@@ -83,7 +83,7 @@ def test_a_stream_cannot_be_duplicated(duplicate) -> None:  # type: ignore[no-un
 def test_threads_that_share_a_stream_never_see_the_same_words(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fresh bytes are switched off, so that only the lock keeps two threads from using one key."""
     stream = SecureStream()
-    monkeypatch.setattr(random_stream, "_system_entropy", lambda: bytes(32))
+    monkeypatch.setattr(lattice_sampler, "_system_entropy", lambda: bytes(32))
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
@@ -125,9 +125,9 @@ def test_a_forked_child_draws_other_words_than_its_parent_and_siblings() -> None
 def test_the_fork_hook_alone_keeps_processes_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fresh bytes of the system are switched off per request; only the re-keying at the fork is left."""
     stream = SecureStream()
-    fresh = random_stream._system_entropy
+    fresh = lattice_sampler._system_entropy
     monkeypatch.setattr(SecureStream, "_restart_in_child", _restart_with(fresh))
-    monkeypatch.setattr(random_stream, "_system_entropy", lambda: bytes(32))
+    monkeypatch.setattr(lattice_sampler, "_system_entropy", lambda: bytes(32))
     assert len(set(_draws_of_parent_and_children(stream, os.fork))) == 4
 
 
@@ -151,7 +151,7 @@ def test_fresh_entropy_alone_keeps_processes_apart_when_python_does_not_see_the_
 def test_without_either_protection_the_children_would_repeat_the_parent(monkeypatch: pytest.MonkeyPatch) -> None:
     """The two tests above can fail: with hook and fresh bytes both off, the words are the same."""
     stream = SecureStream()
-    monkeypatch.setattr(random_stream, "_system_entropy", lambda: bytes(32))
+    monkeypatch.setattr(lattice_sampler, "_system_entropy", lambda: bytes(32))
     raw_fork = ctypes.PyDLL(None).fork
     assert len(set(_draws_of_parent_and_children(stream, raw_fork))) == 1
 

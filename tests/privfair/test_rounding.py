@@ -17,7 +17,6 @@ from calibrate.arrays import Floats
 from calibrate.errors import CheckFailed
 from privfair.algorithms.algorithm import SiloTensors
 from privfair.algorithms.dp_fedsgd import DpFedSgd
-from privfair.algorithms.parts.options import GradientOptions
 from privfair.algorithms.parts.unit_sums import Layout, Statistics, _clipped_users
 from privfair.contribution import RecentRounds
 from privfair.fairness.clipping import clipped_losses, sum_of_losses
@@ -27,6 +26,7 @@ from privfair.models.layers import summed_over_positions
 from privfair.models.linear import LogisticRegression
 from privfair.models.model import Model, clipped_to
 from privfair.models.perceptron import Perceptron
+from privfair.plan.sections import GradientOptions
 from privfair.rounding import MOST_RECORDS, ROUNDING_SLACK, RunningTotal, blocks_of, sum_in_blocks, terms_per_block
 from tests.privfair.steffle_cases import logistic, noisy_values, some_state, steffle_for
 

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from calibrate.errors import CheckFailed
-from privfair.models import exact, self_check
+from privfair.models import exact, network
 from privfair.models.exact import DOUBLE, Bits, Factor, InDouble, InIntegers, InSingle, Products, routines
-from privfair.models.self_check import choose_products, first_fault, require_subnormals
+from privfair.models.network import choose_products, first_fault, require_subnormals
 from tests.privfair.test_exact_routines import multiplied
 
 
@@ -167,8 +167,8 @@ def test_integers_that_saturate_are_found(monkeypatch: pytest.MonkeyPatch, width
 
 def test_a_routine_with_a_fault_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     planted: Products = Planted(rounded_to(torch.float16))
-    monkeypatch.setattr(self_check, "routines", lambda bits: (planted, InSingle(), InDouble()))
-    monkeypatch.setattr(self_check, "_seconds", lambda products, bits, width: 0.0 if products is planted else 1.0)
+    monkeypatch.setattr(network, "routines", lambda bits: (planted, InSingle(), InDouble()))
+    monkeypatch.setattr(network, "_seconds", lambda products, bits, width: 0.0 if products is planted else 1.0)
     assert isinstance(choose_products(7, (64,)), InSingle)
 
 
@@ -177,7 +177,7 @@ def test_a_machine_without_an_exact_reference_is_refused(
     monkeypatch: pytest.MonkeyPatch, multiply: Callable[[Tensor, Tensor], Tensor]
 ) -> None:
     bits = Bits.LARGEST.number(64)
-    monkeypatch.setattr(self_check, "routines", lambda bits: (Planted(multiply),))
+    monkeypatch.setattr(network, "routines", lambda bits: (Planted(multiply),))
     with pytest.raises(CheckFailed, match="round where they must not"):
         choose_products(bits, (64,))
 
@@ -207,13 +207,13 @@ def test_the_check_of_a_large_net_takes_little_time(bits: int, record_property: 
 @pytest.mark.parametrize("bits", [7, 13])
 def test_the_check_of_a_very_wide_layer_works_on_few_numbers(monkeypatch: pytest.MonkeyPatch, bits: int) -> None:
     """About a second of processor time; three times this number of numbers took ten."""
-    made, pattern = [], self_check._pattern
+    made, pattern = [], network._pattern
 
     def counted(shape: tuple[int, int], most: int, seed: int) -> Tensor:
         made.append(math.prod(shape))
         return pattern(shape, most, seed)
 
-    monkeypatch.setattr(self_check, "_pattern", counted)
+    monkeypatch.setattr(network, "_pattern", counted)
     choose_products(bits, (2, 16, 200_000))
     assert sum(made) <= 2**26
 

@@ -25,9 +25,9 @@ from calibrate.sampling import SamplingName
 from privfair.algorithms.algorithm import Algorithm, SiloTensors
 from privfair.algorithms.dp_fedsgd import DpFedSgd
 from privfair.algorithms.mmd_fedavg import MmdFedAvg
+from privfair.algorithms.recipe import Unpriced, unpromised_parameters
 from privfair.data.training_data import load_training_data
 from privfair.plan.plan import Plan
-from privfair.plan.privacy import Unpriced, unpromised_parameters
 from privfair.plan.training import read_training_plan
 from privfair.run.prepare import PreparedRun, prepare_run
 from privfair.run.public import build

@@ -10,8 +10,8 @@ import pytest
 from calibrate.errors import InvalidInput
 from calibrate.manifest.document import DataBinding
 from privfair.data.dataset import Dataset, Silo, Silos, TrainTest, pool
-from privfair.data.facts import digest
 from privfair.data.partition import split_dataset, split_silos
+from privfair.data.stability import digest
 from privfair_experiments.mmd.clients import synthetic_mmd_clients
 
 

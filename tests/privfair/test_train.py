@@ -18,9 +18,8 @@ from scipy import stats
 import privfair
 from calibrate.errors import InvalidInput, ManifestRefused, Refused, UnsupportedCombination
 from calibrate.manifest.mechanism import GaussianNoise
-from calibrate.manifest.trust import read_trust
+from calibrate.manifest.trust import FolderTrust, read_trust
 from privfair.run.folder import RunFolder
-from privfair.run.folder_trust import FolderTrust
 from privfair.run.replay import read_sessions, replay
 from privfair.training import prepare
 from privfair.transcript import Transcript
@@ -208,7 +207,7 @@ def test_networks_train_predict_and_come_back_from_disk(tmp_path: Path, model: s
     *_, last = replay(run.algorithm, Transcript.read(folder.transcript), read_sessions(folder.sessions))
     trusted = FolderTrust(read_trust(desk.trust.read_bytes()), code=True)
     found = privfair.predict(tmp_path / "run", tmp_path / "north.csv", trusted)
-    from privfair.data.own_files import load_own_silo
+    from privfair.data.encode import load_own_silo
     from privfair.data.schema_toml import load_schema
 
     silo = load_own_silo(tmp_path / "north.csv", load_schema(tmp_path / "schema.toml"))

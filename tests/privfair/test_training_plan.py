@@ -11,8 +11,7 @@ from calibrate.errors import InvalidInput
 from calibrate.sampling import FixedSize, Poisson, ShuffledEpochs, WithReplacement
 from privfair.algorithms.baselines.averaging import FedAvgOptions
 from privfair.algorithms.baselines.central_erm import CentralErmOptions
-from privfair.algorithms.parts.options import GradientOptions
-from privfair.algorithms.recipe import MIN_MAX
+from privfair.algorithms.recipe import MIN_MAX, unpromised_parameters
 from privfair.algorithms.registry import methods_of, recipe_named
 from privfair.models.linear import LogisticRegression
 from privfair.models.model import Activation
@@ -31,8 +30,7 @@ from privfair.plan.data import (
 )
 from privfair.plan.model import ModelKind, build_model, read_model_plan
 from privfair.plan.plan import Plan
-from privfair.plan.privacy import unpromised_parameters
-from privfair.plan.sections import key_names, read_section
+from privfair.plan.sections import GradientOptions, key_names, read_section
 from privfair.plan.training import TrainingOptions, TrainingPlan, read_training_plan, training_plan
 
 DATA = '[data]\ndataset = "credit-card"\n'

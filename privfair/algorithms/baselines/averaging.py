@@ -12,9 +12,9 @@ from torch import Tensor
 
 from privfair.algorithms.algorithm import Algorithm, ClearValue, Message, Received, SiloTensors
 from privfair.algorithms.parts.local_training import OneModel, OneModelAlgorithm, local_change, with_mean_change
-from privfair.algorithms.parts.options import GradientOptions, LocalTrainingOptions, Positive
 from privfair.algorithms.recipe import Recipe, from_shares
 from privfair.models.model import Model, mean_over
+from privfair.plan.sections import GradientOptions, LocalTrainingOptions, Positive
 
 GRADIENT, CHANGE = "gradient", "change"
 

@@ -13,9 +13,9 @@ from torch import Tensor
 from calibrate.arrays import Floats
 from privfair.algorithms.algorithm import ClearValue, Message, Received, SiloTensors
 from privfair.algorithms.parts.local_training import OneModel, OneModelAlgorithm, minimum
-from privfair.algorithms.parts.options import AtLeastZero, Count, Options
 from privfair.algorithms.recipe import Blueprint, Recipe
 from privfair.models.model import Model, mean_over
+from privfair.plan.sections import AtLeastZero, Count, Options
 
 MINIMISER = "minimiser"
 

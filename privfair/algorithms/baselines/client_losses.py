@@ -22,9 +22,9 @@ from privfair.algorithms.parts.clients import (
     place_of,
     published_pair,
 )
-from privfair.algorithms.parts.options import AtLeastZero, Count, Options, Positive
 from privfair.algorithms.recipe import Recipe, from_shares
 from privfair.models.model import Model
+from privfair.plan.sections import AtLeastZero, Count, Options, Positive
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from privfair.algorithms.algorithm import Received
 from privfair.algorithms.parts.clients import LocalModels, LocalSteps, PlainMeans, Sending, weighted_mean
-from privfair.algorithms.parts.options import AtLeastZero, Count, Options, Positive
 from privfair.algorithms.recipe import Recipe, from_shares
 from privfair.models.model import Model
+from privfair.plan.sections import AtLeastZero, Count, Options, Positive
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from privfair.algorithms.algorithm import Algorithm, ClearValue, Message, Received, SiloTensors
 from privfair.algorithms.parts.local_training import local_change, with_mean_change
-from privfair.algorithms.parts.options import AtLeastZero, LocalTrainingOptions
 from privfair.algorithms.recipe import Recipe, from_shares
 from privfair.models.model import Model, mean_over
+from privfair.plan.sections import AtLeastZero, LocalTrainingOptions
 
 CHANGE, LOSS = "change", "loss"
 

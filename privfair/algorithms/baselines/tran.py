@@ -14,12 +14,12 @@ from torch import Tensor
 from calibrate.arrays import Floats
 from calibrate.errors import count, positive
 from privfair.algorithms.algorithm import Algorithm, ClearValue, Message, Received, SiloTensors
-from privfair.algorithms.parts.options import Count, Options, Positive, Whole
 from privfair.algorithms.parts.unit_sums import Layout, Statistics, summed_statistics
 from privfair.algorithms.recipe import USER_ADDED, Blueprint, Recipe
 from privfair.contribution import BoundedContribution
 from privfair.fairness.constraints import FairnessNotion, Rate, RateValue, rates_of
 from privfair.models.model import Model
+from privfair.plan.sections import Count, Options, Positive, Whole
 
 STATISTICS = "user_statistics"
 

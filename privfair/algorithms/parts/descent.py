@@ -17,8 +17,8 @@ from torch import Tensor
 
 from calibrate.arrays import Floats
 from calibrate.errors import InvalidInput
-from privfair.algorithms.parts.options import BelowOne, Count, Options, Positive, Whole
 from privfair.models.model import require_class_weights
+from privfair.plan.sections import BelowOne, Count, Options, Positive, Whole
 
 
 class Iterate(Enum):

@@ -34,7 +34,7 @@ from privfair.integrations.desk.access import REPORT_POLICY, DeskSecrets, Guarde
 from privfair.integrations.desk.books import open_books
 from privfair.integrations.desk.papers import Runs, decline_letter, drop_letter, open_inbox, open_runs, sign_letter
 from privfair.integrations.desk.planner import PlannerSetting
-from privfair.ledger.status import unit_in_words
+from privfair.ledger.claim import unit_in_words
 from privfair.plan.plan import plan_from_flags
 
 _HERE = Path(__file__).parent

@@ -12,9 +12,9 @@ from markupsafe import Markup
 from audit.report.charts import Axis, Series, line_chart
 from calibrate.compose import cost_for, rounded_up
 from privfair.ledger import Ledger, LedgerAccess, LedgerStatus
+from privfair.ledger.claim import ClaimState, DataBudgetStatus, ManifestStatus, unit_in_words
 from privfair.ledger.entries import UNIT_OF_TEXT
 from privfair.ledger.journal import AnchorState
-from privfair.ledger.status import ClaimState, DataBudgetStatus, ManifestStatus, unit_in_words
 
 _NEARLY = 0.1
 _SECONDS_PER_DAY = 86_400

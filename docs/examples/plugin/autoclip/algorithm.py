@@ -9,10 +9,10 @@ from torch import Tensor
 
 from autoclip.plan import GRADIENT, AutoclipPlan
 from privfair.algorithms.algorithm import Algorithm, ClearValue, Message, Received, SiloTensors
-from privfair.algorithms.parts.options import Options, Positive
 from privfair.algorithms.recipe import RECORD_ADDED, Blueprint, Recipe
 from privfair.contribution import BoundedContribution
 from privfair.models.model import Model, clipped_to
+from privfair.plan.sections import Options, Positive
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from torch import nn
 from audit.models.shadow_models import Signals
 from calibrate.arrays import Floats
 from privfair.data.dataset import Dataset
-from privfair.data.facts import digest
+from privfair.data.stability import digest
 
 
 def two_clouds(path: Path | None) -> Dataset:

@@ -14,11 +14,11 @@ from calibrate.arrays import Floats
 from calibrate.errors import UnsupportedCombination
 from privfair.algorithms.algorithm import Algorithm, ClearValue, Message, Received, SiloTensors
 from privfair.algorithms.parts.local_training import local_change, with_mean_change
-from privfair.algorithms.parts.options import AtLeastZero, Positive, Whole
 from privfair.algorithms.recipe import Blueprint, Recipe
 from privfair.fairness.constraints import KernelKind, MmdCriterion, Score
 from privfair.fairness.mmd import conditions, kernel_of
 from privfair.models.model import Model
+from privfair.plan.sections import AtLeastZero, Positive, Whole
 from privfair_experiments.baselines.mmd_penalty import DecayedLocalTraining, OwnPenalty
 
 CHANGE, COUNTS = "change", "counts"

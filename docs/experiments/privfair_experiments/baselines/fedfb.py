@@ -15,9 +15,9 @@ from calibrate.arrays import Floats
 from calibrate.errors import UnsupportedCombination
 from privfair.algorithms.algorithm import Algorithm, ClearValue, Message, Received, SiloTensors
 from privfair.algorithms.parts.local_training import local_change, with_mean_change
-from privfair.algorithms.parts.options import AtLeastZero, LocalTrainingOptions
 from privfair.algorithms.recipe import Blueprint, Recipe
 from privfair.models.model import Model
+from privfair.plan.sections import AtLeastZero, LocalTrainingOptions
 
 CHANGE, CELLS = "change", "cells"
 

@@ -10,11 +10,11 @@ from torch import Tensor
 
 from privfair.algorithms.algorithm import ClearValue, Message, Received, SiloTensors
 from privfair.algorithms.parts.local_training import OneModel, OneModelAlgorithm, local_change, with_mean_change
-from privfair.algorithms.parts.options import AtLeastZero, Positive, Whole
 from privfair.algorithms.recipe import Blueprint, Recipe
 from privfair.fairness.constraints import KernelKind, MmdCriterion, Score, require_score
 from privfair.fairness.mmd import Strata, conditions, kernel_of
 from privfair.models.model import Model
+from privfair.plan.sections import AtLeastZero, Positive, Whole
 from privfair_experiments.baselines.mmd_penalty import DecayedLocalTraining, OwnPenalty
 
 CHANGE = "change"

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 import numpy as np
 from torch import Tensor
 
-from privfair.algorithms.parts.options import LocalTrainingOptions, Rate
 from privfair.fairness.constraints import Score, score_values
 from privfair.fairness.mmd import Kernel, Strata, TrackedPenalty, cell_of_rows
 from privfair.models.model import Model
+from privfair.plan.sections import LocalTrainingOptions, Rate
 
 
 @dataclass(frozen=True)

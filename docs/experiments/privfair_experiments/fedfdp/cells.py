@@ -39,7 +39,7 @@ from privfair.algorithms.baselines.fedfair import FedFair, FedFairOptions
 from privfair.algorithms.dp_fedsgd import DpFedSgd
 from privfair.algorithms.fedfdp import FedFdp, FedFdpClips, FedFdpOptions
 from privfair.algorithms.parts.clients import NOISY, ClippedPairs, ClippedSums
-from privfair.algorithms.parts.options import GradientOptions
+from privfair.plan.sections import GradientOptions
 from privfair_experiments.engine_run import first_noise, promised, train
 from privfair_experiments.images.clients import BETA, CLIENTS, Federation, Scores, free_round
 

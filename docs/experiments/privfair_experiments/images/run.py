@@ -20,8 +20,8 @@ from calibrate.plans.gaussian import GaussianPlan
 from calibrate.privacy_unit import EpsilonDelta
 from privfair.algorithms.dp_fedsgd import DpFedSgd
 from privfair.algorithms.parts.descent import DescentRule, Iterate
-from privfair.algorithms.parts.options import GradientOptions
 from privfair.plan.data import Benchmark
+from privfair.plan.sections import GradientOptions
 from privfair_experiments import PAGES
 from privfair_experiments.engine_run import first_noise, promised, train
 from privfair_experiments.images.clients import Federation, add_flags, add_missing, federation, free_round

@@ -12,7 +12,7 @@ import numpy as np
 from calibrate.errors import InvalidInput, count
 from privfair.batches.randomness import stream
 from privfair.data.dataset import Dataset, Silo, Silos
-from privfair.data.facts import digest
+from privfair.data.stability import digest
 
 DIMENSIONS = 10
 CLASSES = ("0", "1")
