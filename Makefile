@@ -52,7 +52,7 @@ soak: $(VENV)/.with-test
 experiments: $(VENV)/.with-test
 	PYTHONPATH=docs/experiments $(BIN)/python -m privfair_experiments $(NAME) $(OPTIONS)
 
-## bench: every benchmark, each writes its page under docs/benchmarks
+## bench: every benchmark, each writes its section of docs/benchmarks.md
 bench: $(VENV)/.with-bench
 	$(BIN)/python -m tests.benchmarks
 

@@ -7,7 +7,7 @@ in two; the other way round it says nothing.
 
 Basic composition adds (epsilon, delta). A Renyi filter adds Renyi divergences at one order that is fixed beforehand,
 which is smaller for several noisy releases; an odometer reports the total so far. Proofs, with the equation numbers
-used here: docs/theorems/filters.md.
+used here: docs/theorems/composition.md#filters-and-odometers.
 """
 
 from __future__ import annotations
@@ -206,7 +206,8 @@ class RenyiFilter:
 
     Guarantee: releases whose claims are all admitted are together (epsilon, delta)-private for the unit that the
     divergences speak of, also where each claim is chosen in view of everything released before (Theorem 1 of
-    docs/theorems/filters.md; Feldman and Zrnic 2021), and where runs are interleaved (Haney et al. 2023, fixed order).
+    docs/theorems/composition.md#filters-and-odometers; Feldman and Zrnic 2021), and where runs are interleaved (Haney
+    et al. 2023, fixed order).
     """
 
     epsilon: float
@@ -284,7 +285,7 @@ def odometer(claims: Sequence[Spent], delta: float) -> float:
 
     Guarantee: whatever rule decides when to stop and what to claim next, for every event S and each reading e,
     the sum over e of P(S, reading e) - exp(e) P'(S, reading e) is at most `delta` for neighbouring data
-    (docs/theorems/filters.md, Theorem 2). Infinite above 64, and where a claim has no curve.
+    (docs/theorems/composition.md#filters-and-odometers, Theorem 2). Infinite above 64, and where a claim has no curve.
     """
     open_unit("delta", delta)
     if not claims:

@@ -90,7 +90,7 @@ class ProfileSlack:
 
         Guarantee: D and R of one try are within total variation exp(epsilon) - 1 + exp(epsilon) mass; coupled try by
         try, the two searches differ with at most `mean` times that probability, plus the error of the draw
-        (docs/theorems/hyperparameter-search.md, equation 5).
+        (docs/theorems/composition.md#searches-and-groups, equation 5).
         """
         distance = math.expm1(self.epsilon) + math.exp(self.epsilon) * self.mass
         return ProfileSlack(0.0, _up(mean * distance + drawing))

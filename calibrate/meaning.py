@@ -64,7 +64,7 @@ class Meaning:
         """The promise to `size` units together; None where nothing is left of it.
 
         Guarantee: k steps of the definition, each from one data set to a neighbour, give (k eps, delta (1 + e^eps + ..
-        + e^((k-1) eps))) (docs/theorems/hyperparameter-search.md, equation 3).
+        + e^((k-1) eps))) (docs/theorems/composition.md#searches-and-groups, equation 3).
         """
         epsilon, delta = count("size", size) * self.promise.epsilon, self.promise.delta
         if epsilon > _LARGEST_EPSILON:

@@ -251,7 +251,8 @@ def untruncated(release: Release) -> tuple[Release, float]:
     """The release with Poisson batches in place of truncated ones, and the chance that any batch differs, at most.
 
     Guarantee: for every data set of at most the stated population the two mechanisms, run side by side with the same
-    draws and noise, publish the same except with that probability (docs/theorems/truncated-poisson.md, equation 1).
+    draws and noise, publish the same except with that probability (docs/theorems/sampling.md#truncated-poisson-batches,
+    equation 1).
     """
     match release:
         case Repeated(inner, times):

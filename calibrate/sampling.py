@@ -152,7 +152,7 @@ class TruncatedPoisson:
 
         Above the mode the probabilities p_k fall at least as fast as a geometric series with the ratio
         r = p_(k+1)/p_k at k = limit + 1, so that their sum is at most p_(limit+1) / (1 - r)
-        (docs/theorems/truncated-poisson.md, equation 3).
+        (docs/theorems/sampling.md#truncated-poisson-batches, equation 3).
         """
         n, k, q = self.population, self.limit + 1, self.rate
         ratio = (n - k) * q / ((k + 1) * (1 - q)) if q < 1 else math.inf

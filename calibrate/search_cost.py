@@ -1,7 +1,8 @@
 """What a hyper-parameter search costs: a random number of private tries, of which only the best is published.
 
 Tries must be secret and their number random (calibrate/tries.py): with a fixed number, or with every try shown, each
-one is paid for in full. Proof of the price, with a test that attacks it: docs/theorems/hyperparameter-search.md.
+one is paid for in full. Proof of the price, with a test that attacks it:
+docs/theorems/composition.md#searches-and-groups.
 """
 
 from __future__ import annotations

@@ -95,7 +95,7 @@ def solve_noise(
     positive("tolerance", tolerance)
     _check_has_noise(template)
     whole, chance = untruncated(template)
-    if chance:  # cut batches cost delta alone (docs/theorems/truncated-poisson.md), whatever the noise
+    if chance:  # cut batches cost delta alone (docs/theorems/sampling.md#truncated-poisson-batches), whatever the noise
         solved = solve_noise(whole, unit, leave_room(target, chance), Certificate.UPPER, tolerance)
         lower = solve_noise(whole, unit, target, certificate, tolerance).factor_lower
         release = scale_noise(template, solved.factor)

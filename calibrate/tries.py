@@ -5,7 +5,7 @@ and probability `gamma`:
 
     eta = 0:  P(K = k) = (1 - gamma)^k / (k log(1/gamma)),      eta = 1:  the geometric law.                  (1)
 
-What a search costs is computed in calibrate/search_cost.py; proofs: docs/theorems/hyperparameter-search.md.
+What a search costs is computed in calibrate/search_cost.py; proofs: docs/theorems/composition.md#searches-and-groups.
 """
 
 from __future__ import annotations

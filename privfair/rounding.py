@@ -2,7 +2,7 @@
 
 Added one after another, n parts of norm C or less may end up n^2 u C away from their sum (u = 2^-53), and two
 neighbouring sums twice that. Here records are added in blocks, in whatever order a matrix library likes, and the
-blocks' sums in twice the precision. The proof is in docs/models.md, "What rounding can do".
+blocks' sums in twice the precision. The proof is in docs/theorems/exact-contributions.md.
 """
 
 from __future__ import annotations

@@ -204,7 +204,7 @@ class Decoder:
     def _epochs_log_likelihood(self, values: Floats, level: Floats) -> Floats:
         """Of each epoch, beside that of nobody's part: in one of its rounds, none of them known (random allocation).
 
-        The sum in the logarithm is S of docs/theorems/random-allocation.md, equation 1: no decoder is better.
+        The sum in the logarithm is S of docs/theorems/sampling.md#random-allocation, equation 1: no decoder is better.
         """
         # log N(v; level) - log N(v; 0) = (v^2 - (v - level)^2) / (2 s^2).
         moved = np.square(values) - np.square(values - level)

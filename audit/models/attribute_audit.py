@@ -53,7 +53,7 @@ def mean_interval(values: Floats, low: float, high: float, confidence: float) ->
     probability at most alpha/2 if m is the mean (Ville's inequality), and becomes rich quickly if it is not.
 
     Guarantee: covers that mean with probability at least `confidence`, whatever the distribution
-    (docs/theorems/attribute-inference.md, the interval).
+    (docs/theorems/audit-bounds.md#attribute-inference, the interval).
     """
     if len(values) == 0:
         raise InvalidInput("values", "none", "must not be empty", "give at least one")
@@ -144,7 +144,7 @@ def attribute_inference(
 
     Guarantee: members and non-members being random draws of one population, a model that did not depend on the
     members' records is reported as leaking with probability at most 1 - confidence, over the draw of the records and
-    for all attacks together (docs/theorems/attribute-inference.md).
+    for all attacks together (docs/theorems/audit-bounds.md#attribute-inference).
     """
     _require_enough(members, nonmembers)
     random = np.random.default_rng(options.seed)

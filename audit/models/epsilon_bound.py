@@ -1,8 +1,8 @@
 """From an attack's scores to a lower bound on epsilon, and the power to have refuted a claim.
 
-Guarantee: docs/theorems/membership.md. The bound is valid if it was decided at random who is a member, as `Assignment`
-says, and if the scores were computed without knowing it. How many guesses count is declared beforehand as shares, and
-Bonferroni's correction over all of them is in the error.
+Guarantee: docs/theorems/audit-bounds.md#membership. The bound is valid if it was decided at random who is a member, as
+`Assignment` says, and if the scores were computed without knowing it. How many guesses count is declared beforehand as
+shares, and Bonferroni's correction over all of them is in the error.
 
 Members and non-members in random pairs: which of the two is the member is a fair coin, and turning it over replaces one
 record by another. Records on their own, if each had a coin: turning it over adds or removes one record.

@@ -1,7 +1,7 @@
 """Is privacy fair? Leakage by class, by group and by correctness, and the most exposed records.
 
-Guarantee: docs/theorems/membership.md, "Groups" and "Single records". The intervals of all groups hold together with
-the stated confidence, and so do those of all listed records: each has an equal share of the error.
+Guarantee: docs/theorems/audit-bounds.md#membership, "Groups" and "Single records". The intervals of all groups hold
+together with the stated confidence, and so do those of all listed records: each has an equal share of the error.
 """
 
 from __future__ import annotations

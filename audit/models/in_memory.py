@@ -229,7 +229,7 @@ def audit_model(
     confidence, seed: of all bounds and intervals; of pairs and shadow models.
     executor, progress: any concurrent.futures.Executor for shadow models; called with models done and all.
 
-    Guarantee: docs/theorems/membership.md, as for `privfair audit --model`.
+    Guarantee: docs/theorems/audit-bounds.md#membership, as for `privfair audit --model`.
     """
     given = [members, nonmembers, *(() if population is None else (population,))]
     parts = [training_data(one, label, unit) for one in given]

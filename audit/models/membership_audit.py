@@ -165,8 +165,8 @@ def audit_model(
     """Attack a model with every attack its shadow models allow.
 
     Guarantee: with probability at least `confidence` no bound exceeds the true epsilon, if members were chosen as
-    `options.assignment` says (docs/theorems/membership.md); each attack has its share of the error. Where a rule that
-    never sees the model tells members apart, no bound is drawn.
+    `options.assignment` says (docs/theorems/audit-bounds.md#membership); each attack has its share of the error. Where
+    a rule that never sees the model tells members apart, no bound is drawn.
     """
     coins = records.coins()
     recipe = None

@@ -70,8 +70,8 @@ def rate_at(members: ArrayLike, nonmembers: ArrayLike, fpr: float, confidence: f
 
     Guarantee: the interval covers the attack's true rate at exactly `fpr` with probability at least `confidence`, if
     members and non-members are each drawn independently; nothing is assumed about the scores. Proof in
-    docs/theorems/membership.md: an order statistic of the non-members' scores brackets the threshold, and a
-    Clopper-Pearson interval the members above it.
+    docs/theorems/audit-bounds.md#membership: an order statistic of the non-members' scores brackets the threshold, and
+    a Clopper-Pearson interval the members above it.
     """
     inside, outside = (np.sort(checked_scores("members", members)), np.sort(checked_scores("nonmembers", nonmembers)))
     return _rate(inside, outside, fpr, allowed_failure(confidence) / 4)

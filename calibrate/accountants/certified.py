@@ -143,7 +143,9 @@ def _gaussian_log_delta(mu: float, epsilon: float, doubt: float) -> float:
 
 
 def _random_allocation(batches: int, drawn: int, z: float, delta: float) -> EpsilonInterval:
-    """From the law of one epoch itself (docs/theorems/random-allocation.md, equation 2), the larger direction."""
+    """From the law of one epoch itself (docs/theorems/sampling.md#random-allocation, equation 2), the larger
+    direction.
+    """
 
     def log_delta(sign: int, epsilon: float) -> float:
         laws = (RandomAllocationLoss(z, batches, drawn, removal, upper=sign > 0) for removal in (True, False))

@@ -98,7 +98,8 @@ def epsilon_of(accountant: Accountant[Cost], release: Release, unit: PrivacyUnit
     """The certified interval of epsilon at `delta` for a whole release.
 
     Truncated batches are priced as what they are cut from, at a delta that leaves room for the cuts
-    (docs/theorems/truncated-poisson.md, equation 2). The lower end needs no room: few units are never cut.
+    (docs/theorems/sampling.md#truncated-poisson-batches, equation 2). The lower end needs no room: few units are never
+    cut.
     """
     open_unit("delta", delta)
     whole, chance = untruncated(release)

@@ -165,7 +165,7 @@ def _replaced_in_poisson_batch(rate: float, z: float, order: float) -> float:
 
 
 def _random_allocation(batches: int, drawn: int, z: float, a: Floats) -> Floats:
-    """The worse direction of one epoch, never above one Gaussian (docs/theorems/random-allocation.md).
+    """The worse direction of one epoch, never above one Gaussian (docs/theorems/sampling.md#random-allocation).
 
     Removal is exact at whole orders (the next one for a fractional order); addition is bounded by Jensen's
     inequality and by that of arithmetic and geometric means.

@@ -2,8 +2,8 @@
 epoch of random allocation, where each unit joins exactly one of t batches, uniformly.
 
 Random allocation: with s = 1/z and independent standard normal g_i, the likelihood ratio of "with the unit" to
-"without it" is, under "without", the mean of log-normal variables of mean one (docs/theorems/random-allocation.md,
-eq. 1):
+"without it" is, under "without", the mean of log-normal variables of mean one
+(docs/theorems/sampling.md#random-allocation, eq. 1):
 
     S = (1 - r/t) + (1/t) (Y_1 + ... + Y_r),     Y_i = exp(s g_i - s^2/2),
 

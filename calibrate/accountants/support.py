@@ -120,7 +120,8 @@ class FixedSizeReplacePair(_SubsampledPair):
 class RandomAllocationPair:
     """One epoch of random allocation, add-remove: (mean over i of N(e_i, z^2 I), N(0, z^2 I)) **and** its mirror image.
 
-    `batches` are the rounds of an epoch, of which the first `drawn` are made (docs/theorems/random-allocation.md).
+    `batches` are the rounds of an epoch, of which the first `drawn` are made
+    (docs/theorems/sampling.md#random-allocation).
     """
 
     batches: int

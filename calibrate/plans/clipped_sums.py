@@ -121,7 +121,7 @@ class FpflPlan(Plan):
 
     Guarantee: the sum of the cohort's vectors moves by at most C when a user is added or removed, and by at
     most 2C when one is replaced. Poisson cohorts are priced under add-remove, fixed-size cohorts under
-    replace-one with both C charged (docs/theorems/fpfl.md, "Adjacency"). Unit: all data of one user.
+    replace-one with both C charged (docs/theorems/fpfl-and-mmd.md#fpfl, "Adjacency"). Unit: all data of one user.
     """
 
     algorithm = AlgorithmName.FPFL

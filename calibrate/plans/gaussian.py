@@ -47,9 +47,9 @@ class GaussianPlan(Plan):
     Guarantee: the values of one batch are one release with the joint multiplier inside the sampling
     (`releases.joint_gaussian`). Unit: one record under `relation`; each value's contribution is clipped to
     `clip`. `noise` lists the values' noise multipliers relative to one another. Random allocation is priced for added
-    and removed records (docs/theorems/random-allocation.md), cut batches for parties of at most `most_units` records
-    (docs/theorems/truncated-poisson.md), cyclic batches with or without banded noise for groups that records join by
-    their own content (docs/theorems/banded.md).
+    and removed records (docs/theorems/sampling.md#random-allocation), cut batches for parties of at most `most_units`
+    records (docs/theorems/sampling.md#truncated-poisson-batches), cyclic batches with or without banded noise for
+    groups that records join by their own content (docs/theorems/banded.md).
     """
 
     algorithm = AlgorithmName.GAUSSIAN

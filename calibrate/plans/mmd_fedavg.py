@@ -49,7 +49,7 @@ class MmdFedavgPlan(Plan):
     one into (perhaps) another's. Each group's set is dominated by a fixed-size sample under replace-one
     whose values lie within 1/2 of a centre; a round is charged for two sets, because no record touches more,
     however many groups there are. A record belongs to one client, whose clipped update moves by at most twice the clip
-    (docs/theorems/mmd-fedavg.md). Unit: one record, replaced.
+    (docs/theorems/fpfl-and-mmd.md#mmd-fair-fedavg). Unit: one record, replaced.
     """
 
     algorithm = AlgorithmName.MMD_FEDAVG
@@ -130,7 +130,7 @@ class MmdFedavgPlan(Plan):
         """A record replaced within its group moves one set of predictions and its client's update, no count.
 
         The set is in random order, so an observer does not know which entry moved; the sum of its m entries shows
-        the move under sqrt(m) times the noise (docs/theorems/mmd-fedavg.md, "How tight").
+        the move under sqrt(m) times the noise (docs/theorems/fpfl-and-mmd.md#mmd-fair-fedavg, "How tight").
         """
         spread = math.sqrt(self.samples_per_group)
         reached: tuple[Release, ...] = ()

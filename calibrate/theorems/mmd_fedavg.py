@@ -210,7 +210,7 @@ THEOREMS = (
             ),
         ),
         compute=_proposition_52,
-        proof="Bochner: the Fourier transform is multiplied by a non-negative one (docs/theorems/mmd-fedavg.md)",
+        proof="Bochner: the Fourier transform is multiplied by a non-negative one (docs/theorems/fpfl-and-mmd.md)",
     ),
     _claim(
         id="mmd.corollary-5.3",

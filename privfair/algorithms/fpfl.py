@@ -119,8 +119,8 @@ class Fpfl(Algorithm[FpflState]):
 
     Guarantee: with a clip, each user's whole vector [grad L, group sums, group counts, their gradients] is scaled to
     norm `clip` at most before it is added, which is what an FPFL manifest prices, whatever weights its records
-    have in it (docs/theorems/fpfl.md, "Weights"). The rest of the round (division by noisy counts, multipliers,
-    momentum, choice of the model) is post-processing. Unit: all data of one user.
+    have in it (docs/theorems/fpfl-and-mmd.md#fpfl, "Weights"). The rest of the round (division by noisy counts,
+    multipliers, momentum, choice of the model) is post-processing. Unit: all data of one user.
 
     The ladder of the paper: FL is the notion "none" without a clip; FFL has a notion; the two with a clip and no
     noise are FL+clip and FFL+clip; with noise, PFL and FPFL. Noise is the manifest's, never chosen here.

@@ -43,7 +43,9 @@ from privfair.rounding import ROUNDING_SLACK, RunningTotal
 
 
 class NoiseCorrection(Enum):
-    """What is done about the kernel that noise on the scores leaves (docs/theorems/convolved-kernels.md)."""
+    """What is done about the kernel that noise on the scores leaves
+    (docs/theorems/fpfl-and-mmd.md#kernels-of-noisy-scores).
+    """
 
     EXACT = "exact"
     """Compute with the kernel that the noise turns into the wanted one."""
@@ -222,8 +224,9 @@ class MmdFedAvg(Algorithm[MmdFedAvgState]):
     Guarantee: under bounded scores, each published prediction lies within 1/2 of 1/2, and with an update clip each
     client's (weighted) update has at most that norm before it is added; updates are computed from *published*
     predictions and shares alone and from the client's own records. A record lies in at most one cell, so replacing it
-    touches two cells' sets and one client, which is what an MMD manifest prices (docs/theorems/mmd-fedavg.md). The
-    kernel, the energy kernel among them, is applied to published scores: post-processing. Unit: one record, replaced.
+    touches two cells' sets and one client, which is what an MMD manifest prices
+    (docs/theorems/fpfl-and-mmd.md#mmd-fair-fedavg). The kernel, the energy kernel among them, is applied to published
+    scores: post-processing. Unit: one record, replaced.
 
     In a batch, numbers below the number of records are records to predict, in a random order; above it, clients.
     """

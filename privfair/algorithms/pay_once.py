@@ -87,7 +87,8 @@ class PayOnce(Algorithm[PayOnceState]):
 
     Guarantee: the transcript is (epsilon, 0)-private for replacing one record's attribute, if round 0 passes through
     randomised response at that epsilon: after it no message reads the attribute, by construction (contributions are
-    computed from `_PublicRecords`), so the rest is post-processing (docs/theorems/steffle-messages.md, "Paying once").
+    computed from `_PublicRecords`), so the rest is post-processing (docs/theorems/steffle.md#messages-on-the-engine,
+    "Paying once").
 
     `channel` is the law of the responses, as signed. Silos may differ in size: the published vector has the length
     `largest_silo`, and shorter silos fill it up with randomised constants that nobody uses. `weights` are the silos'

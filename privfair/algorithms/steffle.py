@@ -8,7 +8,7 @@ Each round a silo sends three values of one batch, each a sum over the batch div
 
 Moving the attribute-free part from `h_theta` to `g` changes no distance between the messages of neighbouring data sets
 and leaves noise and sum as they were; features and labels are not protected, and `g` is a function of them and of
-published values alone (docs/theorems/steffle-messages.md).
+published values alone (docs/theorems/steffle.md#messages-on-the-engine).
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 The manifest names one sampling for all silos, priced for the smallest. A larger silo draws from all of its own
 units with the same batch size (or rate): each of its units then takes part less often, never more, so the
-price is an upper bound for it (docs/training.md, "Silos of different sizes").
+price is an upper bound for it (docs/training-run.md, "Silos of different sizes").
 """
 
 from __future__ import annotations

@@ -248,7 +248,7 @@ def _leave_closed_pipe() -> int:
 def limit_threads(words: list[str]) -> None:
     """One thread unless --threads says otherwise, set before anything that computes is loaded.
 
-    These computations are small: waiting for one another costs their threads more than they share (docs/training.md).
+    Threads of these small computations cost more by waiting than they share (docs/training-run.md).
     """
     asked = next((words[i + 1] for i, word in enumerate(words[:-1]) if word == "--threads"), None)
     asked = next((word.partition("=")[2] for word in words if word.startswith("--threads=")), asked)

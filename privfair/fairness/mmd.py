@@ -2,7 +2,7 @@
 
 A kernel here is v(x - y). Adding independent symmetric noise to y turns it, in expectation, into v convolved with
 the noise law (Proposition 5.2 of the MMD paper). The amplitude changes along with the width. The closed forms are
-proved in docs/theorems/convolved-kernels.md.
+proved in docs/theorems/fpfl-and-mmd.md#kernels-of-noisy-scores.
 
 A *cell* is a condition on the true class together with a group. With published scores Y_0, Y_1 of the two groups under
 condition j, the penalty's gradient at a record of group a is 2 (+1 or -1) C_j'(S) grad S / P(cell), averaged over the

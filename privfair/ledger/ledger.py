@@ -313,8 +313,9 @@ class Ledger:
         the first claim be repeated more often.
 
         Guarantee: the claims on `dataset` together are (epsilon, delta)-DP for `unit`, by basic composition with
-        adaptively chosen parameters (docs/ledger.md) or by a Renyi filter (docs/theorems/filters.md), as long as each
-        manifest's own promise holds and the same people's data does not appear under another name or in another ledger.
+        adaptively chosen parameters (docs/ledger.md) or by a Renyi filter
+        (docs/theorems/composition.md#filters-and-odometers), as long as each manifest's own promise holds and the same
+        people's data does not appear under another name or in another ledger.
         """
         promise(epsilon, delta)
         if filter_by is BudgetFilter.RENYI and RenyiFilter.of(epsilon, delta) is None:

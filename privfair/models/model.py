@@ -247,7 +247,7 @@ def clipped_to(bound: float) -> ClippedTo:
     """min(1, bound / norm), nudged down by `ROUNDING_SLACK`.
 
     Guarantee: no record's part c_i grad_i is longer than `bound`, rounding included, and adding or removing a record
-    moves the computed sum by at most `bound`, up to 2^31 parts in it (docs/models.md, "What rounding can do").
+    moves the computed sum by at most `bound`, up to 2^31 parts in it (docs/theorems/exact-contributions.md).
     """
     if positive("bound", bound) < SMALLEST_BOUND:
         rule = f"must be at least {SMALLEST_BOUND:g} for rounding to be under control"

@@ -52,7 +52,7 @@ def run_search(run: PreparedRun, folder: RunFolder, ledger: Ledger, trust: Trust
 
     Guarantee: what the folder shows afterwards is the best of K tries, K from the signed law (equation 1 of
     calibrate/tries.py), by a rule that looks at each try's own output; so the price of the manifest covers it
-    (docs/theorems/hyperparameter-search.md). A search that stops has spent its budget and shows nothing.
+    (docs/theorems/composition.md#searches-and-groups). A search that stops has spent its budget and shows nothing.
     """
     search, record = run.search, run.record(ledger.identity)
     assert search is not None

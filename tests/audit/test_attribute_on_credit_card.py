@@ -1,4 +1,4 @@
-"""Attribute inference on real data: the figures of docs/audit-attribute.md."""
+"""Attribute inference on real data: the figures of docs/audit-model.md#attribute-inference."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`make bench`: every comparison, one after another; each writes its page under docs/benchmarks.
+"""`make bench`: every comparison, one after another; each writes its section of docs/benchmarks.md.
 
 Each comparison has a process of its own, in which it measures itself and its peers side by side. Name some of them to
 run only those: `python -m tests.benchmarks calibration noise`.

@@ -1,6 +1,6 @@
 """What each level of access sees of one DP-SGD loop on Adult: bounds at epsilon 1, 2, 4, 8, all noise and a third.
 
-`python -m tests.benchmarks.audit_access [RUNS]` prints the table of docs/audit-coverage.md.
+`python -m tests.benchmarks.audit_access [RUNS]` prints the table of docs/evidence.md#coverage-and-power.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """How fast sigma is calibrated, as a ratio against the peers in the same process.
 
 Run `python -m tests.benchmarks calibration` (about a quarter of an hour) to measure and to write the whole of
-docs/benchmarks/calibration.md; `python -m tests.benchmarks.calibration_speed --quick` for the two headline cases alone.
+docs/benchmarks.md; `python -m tests.benchmarks.calibration_speed --quick` for the two headline cases alone.
 It ends with exit code 1 if the certified upper answer is less than 100 times
 faster than dp-accounting at equal or better tightness on the headline cases, if any case of the grid is slower than
 dp-accounting, if the time grows faster than the square root of the number of rounds, or if an answer of the last tables
@@ -19,7 +19,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import product
-from pathlib import Path
 from random import Random
 from typing import TypeVar
 
@@ -35,8 +34,8 @@ from calibrate.releases import Gaussian, Repeated, Sampled
 from calibrate.sampling import Poisson
 from calibrate.solve import Certificate, solve_noise
 from tests.benchmarks.calibration_answers import Answer, answers_section, paragraph
+from tests.sections import write_section
 
-PAGE = Path(__file__).parents[2] / "docs" / "benchmarks" / "calibration.md"
 ADD_REMOVE = PrivacyUnit.of(Relation.ADD_REMOVE)
 TOLERANCE = 5e-6
 LIMIT = 30.0
@@ -288,7 +287,7 @@ def main(arguments: list[str]) -> int:
     growth, grows_slowly = growth_table()
     grid, never_slower = grid_section()
     text = page(headlines, grid, growth, answers, load_sentence(before, os.getloadavg()[0]))
-    PAGE.write_text(text, encoding="utf-8")
+    write_section("calibration", text)
     print(text)
     return int(not (good and grows_slowly and never_slower and always_quick))
 

@@ -22,8 +22,8 @@ from pathlib import Path
 from privfair.cli.demo import SITES
 from privfair.federation.trial import start_flower, submit_app, write_app
 from tests.benchmarks.guard_speed import processor_seconds, sites_of
+from tests.sections import write_section
 
-_PAGE = Path("docs/benchmarks/flower.md")
 _STAMPED = """
 class Stamped:
     def __init__(self, grid, path):
@@ -131,7 +131,7 @@ def main(rounds: int = 5) -> int:
         floor = ((spent[2] - spent[1]) - (spent[1] - spent[0])) / rounds
         (carried, between), (waited, _) = _read(root / "run.stamps"), _read(root / "empty-run.stamps")
     text = _page(rounds, size, (waited, carried), (floor, between, working / rounds))
-    _PAGE.write_text(text, encoding="utf-8")
+    write_section("flower", text)
     print(text)
     return int(between + working / rounds > 0.05 * floor)
 

@@ -22,9 +22,9 @@ from privfair.run.federated import train_over
 from privfair.run.public import Progress
 from tests.federation.sites import Sites
 from tests.privfair.small_runs import Desk
+from tests.sections import write_section
 
 WARM = 8
-_PAGE = Path("docs/benchmarks/guards.md")
 ALGORITHMS = ("steffle", "fedfdp")
 
 
@@ -99,7 +99,7 @@ def main(rounds: int = 100) -> int:
         rows.append(f"| {name} | {one:.2f} | {guards:.2f} | {own:.2f} | {both / one:.2f} | {bound:.2f} |\n")
         print(rows[-1], end="", flush=True)
     top = _TOP.format(rounds=rounds, load=os.getloadavg()[0], cores=os.cpu_count())
-    _PAGE.write_text(top + "".join(rows), encoding="utf-8")
+    write_section("guards", top + "".join(rows))
     return int(not kept)
 
 

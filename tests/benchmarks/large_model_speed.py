@@ -1,6 +1,6 @@
 """FedFDP's net through gate, ledger and transcript: what a round costs beside its bare arithmetic, and on disk.
 
-Run `python -m tests.benchmarks.large_model_speed` to measure and to rewrite docs/benchmarks/large-model.md; it ends
+Run `python -m tests.benchmarks.large_model_speed` to measure and to rewrite docs/benchmarks.md; it ends
 with exit code 1 if a promise is not kept. The bare arithmetic is taken from the very same rounds, in the same process:
 the contributions and the updates, as they are timed there, and a floating-point generator's noise for as many numbers.
 
@@ -31,8 +31,8 @@ from privfair.training import prepare, train
 from privfair.transcript import TranscriptWriter
 from tests.benchmarks.whole_run_speed import _Timed
 from tests.privfair.small_runs import Desk
+from tests.sections import write_section
 
-PAGE = Path(__file__).parents[2] / "docs" / "benchmarks" / "large-model.md"
 ROUNDS, RETENTION, FEW, MEASURED_EVERY = 763, 20, 22, 25
 MOST_RATIO, MOST_BYTES = 1.2, 2e9
 CLIENTS = (2500, 6300, 5700, 1450, 4550, 4400, 9000, 7600, 1800, 7900)
@@ -207,7 +207,7 @@ def main() -> int:
     else:
         folder.mkdir(parents=True, exist_ok=True)
         text, kept = page(measure(folder, ROUNDS), ROUNDS)
-    PAGE.write_text(text, encoding="utf-8")
+    write_section("large-model", text)
     print(text)
     return int(not kept)
 

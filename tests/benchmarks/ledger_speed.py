@@ -2,7 +2,7 @@
 
     python tests/benchmarks/ledger_speed.py [--folder DIR] [--repeats N] [--blocks N ..] [--postgres URL]
 
-Prints the tables of docs/benchmarks/ledger.md. No noise is drawn. The peer, in the same process and on
+Prints the tables of docs/benchmarks.md. No noise is drawn. The peer, in the same process and on
 the same disk, is a bare SQLite table with the same durability that commits once per round. Repeats are
 interleaved, so that a busy disk slows all rows alike; the median and the range are printed.
 """

@@ -18,7 +18,8 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-_PAGE = Path("docs/benchmarks/load.md")
+from tests.sections import write_section
+
 _ROWS, _COLUMNS, _SILOS, _ROUNDS = 1_000_000, 50, 1_000, 20_000
 _LIMITS = {"rows": 36.0, "silos": 12.0, "rounds": 28.5}
 """Seconds of processor time: one and a half times what an earlier version needed."""
@@ -116,7 +117,7 @@ def main(parts: list[str]) -> int:
         found[part] = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
         print(part, found[part], flush=True)
     if set(found) == set(_PARTS):
-        _PAGE.write_text(_page(found), encoding="utf-8")
+        write_section("load", _page(found))
     return int(any(one["processor"] > _LIMITS[part] for part, one in found.items()))
 
 

@@ -1,6 +1,6 @@
 """How fast shadow models are trained when stacked, against the usual loop in the same process.
 
-Run `python -m tests.benchmarks.membership_speed` to measure and to rewrite docs/benchmarks/membership.md; it ends with
+Run `python -m tests.benchmarks.membership_speed` to measure and to rewrite docs/benchmarks.md; it ends with
 exit code 1 if a promised ratio is missed. The usual loop is one model after another with torch's DataLoader, autograd
 and optimiser. Only a few of its models are timed and the rest extrapolated, in its favour: the fastest counts.
 """
@@ -31,8 +31,8 @@ from audit.models.membership_attacks import shares_above
 from audit.models.shadow_models import ShadowRecipe, ShadowRecords, random_halves, train_shadow_models
 from audit.models.stacked import StackedLogistic, StackedPerceptron
 from tests.audit.private_shadow_models import StackedPrivateLogistic
+from tests.sections import write_section
 
-PAGE = Path(__file__).parents[2] / "docs" / "benchmarks" / "membership.md"
 RECORDS, FEATURES, MODELS, EPOCHS, OWN_BATCH = 4000, 50, 64, 10, 64
 LOOP_MODELS = 3
 LEAST_LOGISTIC, LEAST_PERCEPTRON, MOST_RMIA_SECONDS, MOST_PRIVATE_SECONDS = 100.0, 4.0, 0.050, 10.0
@@ -179,7 +179,7 @@ class CommandLine:
                 frame[part].assign(label=labels[part]).to_csv(f"{folder}/{name}", index=False)
             main = "from privfair.cli import main; main()"
             asked = [sys.executable, "-c", main, "audit", *files.split(), str(self.shadow_models)]
-            place = {**os.environ, "PYTHONPATH": str(PAGE.parents[2]), "OMP_NUM_THREADS": "1"}
+            place = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1"}
             before = _seconds_of_children()
             subprocess.run(asked, cwd=folder, env=place, check=True, capture_output=True)
         return _seconds_of_children() - before
@@ -242,7 +242,7 @@ def main() -> int:
     found, rmia, private = races(), rmia_seconds(), private_seconds()
     commands = {one.name: min(one.seconds() for _ in range(3)) for one in COMMANDS}
     text = page(found, rmia, private, commands)
-    PAGE.write_text(text, encoding="utf-8")
+    write_section("membership", text)
     print(text)
     logistic, net = found
     kept = (

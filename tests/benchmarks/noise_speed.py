@@ -1,6 +1,6 @@
 """How fast trusted noise is, as a ratio against its peers in the same process.
 
-Run `python tests/benchmarks/noise_speed.py` to measure and to rewrite docs/benchmarks/noise.md; it ends with
+Run `python tests/benchmarks/noise_speed.py` to measure and to rewrite docs/benchmarks.md; it ends with
 exit code 1 if the exact sampler lost its lead. Speed in values per second is shown for orientation only:
 it depends on the machine; the ratios hardly do.
 """
@@ -12,7 +12,6 @@ import sys
 import time
 from collections.abc import Callable
 from fractions import Fraction
-from pathlib import Path
 
 import numpy as np
 import opendp.prelude as opendp
@@ -26,8 +25,8 @@ from privfair.noise.lattice_sampler import (
     discrete_laplace,
     sample,
 )
+from tests.sections import write_section
 
-PAGE = Path(__file__).parents[2] / "docs" / "benchmarks" / "noise.md"
 SCALE = 1 << 30
 ROUNDS = 15
 LEAST_RATIO_TO_OPENDP = 20.0
@@ -157,7 +156,7 @@ were always used). Small vectors pay for an AES key schedule and some twenty arr
 def main() -> int:
     speed = measure()
     text = page(speed)
-    PAGE.write_text(text, encoding="utf-8")
+    write_section("noise", text)
     print(text)
     ours = speed["exact discrete Gaussian"]
     to_opendp = ours / speed["OpenDP Gaussian on integers"]

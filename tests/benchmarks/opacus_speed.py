@@ -1,6 +1,6 @@
 """What the gate costs Opacus: steps of `SignedPrivacyEngine` against steps of Opacus's own engine, in one process.
 
-Run `python -m tests.benchmarks.opacus_speed` to measure and to rewrite docs/benchmarks/opacus.md; it ends with exit
+Run `python -m tests.benchmarks.opacus_speed` to measure and to rewrite docs/benchmarks.md; it ends with exit
 code 1 if a step at 1e5 parameters takes more than 1.2 times Opacus's. Both draw Poisson batches of the same rate, clip,
 add noise and step; ours also charges the ledger, writes the transcript, and draws exact noise. Times are processor time
 of this process, in blocks that alternate between the two.
@@ -24,8 +24,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import privfair as pf
 from privfair.integrations.opacus import SignedPrivacyEngine
+from tests.sections import write_section
 
-PAGE = Path(__file__).parents[2] / "docs" / "benchmarks" / "opacus.md"
 PROMISED, AT = 1.2, "1e5"
 UNITS, RATE = 4000, 0.05
 CASES = {"1e4": (64, 150, 8), "1e5": (200, 490, 4), "1e6": (400, 2480, 2), "1e7": (1000, 9970, 1)}
@@ -96,7 +96,7 @@ def main() -> int:
         ratio[name] = ours / theirs
         rows.append(f"| {size:,} | {ours:.1f} | {theirs:.1f} | {ratio[name]:.2f} |")
         print(rows[-1], flush=True)
-    PAGE.write_text(_page(rows), encoding="utf-8")
+    write_section("opacus", _page(rows))
     return int(ratio[AT] > PROMISED)
 
 

@@ -1,6 +1,6 @@
 """How fast a private step is: privfair against Opacus and against plain SGD, side by side in one process.
 
-Run `python -m tests.benchmarks.private_step_speed` to measure and to rewrite docs/benchmarks/private-step.md; it ends
+Run `python -m tests.benchmarks.private_step_speed` to measure and to rewrite docs/benchmarks.md; it ends
 with exit code 1 if a lead over Opacus that the page states was lost. A step is: forward, per-record gradients clipped
 to 1 and summed, update of the parameters. Opacus gets a plain batch and its normal step (PrivacyEngine, no data loader
 in the timed part). Nothing is compared before both are seen to sum the same clipped gradients.
@@ -18,7 +18,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from itertools import pairwise
-from pathlib import Path
 
 import torch
 from opacus import PrivacyEngine
@@ -31,8 +30,8 @@ from privfair.models.layers import Conv2d, Linear, MaxPool2d, NetLayer, Relu, Re
 from privfair.models.linear import LogisticRegression
 from privfair.models.model import ParameterLayout, Records, Weigh, WeightedGradient, clipped_to
 from privfair.models.network import Network, chain
+from tests.sections import write_section
 
-PAGE = Path(__file__).parents[2] / "docs" / "benchmarks" / "private-step.md"
 BLOCK_SECONDS, CASE_SECONDS = 0.05, 6.0
 FEWEST, MOST = 7, 15
 LEARNING_RATE = 0.1
@@ -395,7 +394,7 @@ def main() -> int:
                 return 1
             results.append(measure(case, apart))
             print("\n".join(_rows(results[-1])), flush=True)
-    PAGE.write_text(page(results), encoding="utf-8")
+    write_section("private-step", page(results))
     lost = [result for result in results if not result.holds]
     for result in lost:
         print(f"lost: {result.case.name}, batch {result.case.batch}")

@@ -3,7 +3,7 @@
     python -m tests.benchmarks startup
 
 Seconds of processor time of a fresh process, the median of several, all of them in turns; written to
-docs/benchmarks/startup.md.
+docs/benchmarks.md.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import resource
 import statistics
 import subprocess
 import sys
-from pathlib import Path
 
-PAGE = Path(__file__).parents[2] / "docs" / "benchmarks" / "startup.md"
+from tests.sections import write_section
+
 TIMES = 7
 IMPORT_LIMIT = 0.15
 """Seconds of `import privfair`, above the bare interpreter."""
@@ -60,7 +60,7 @@ def main() -> int:
         f"| `{name}` | {seconds:.3f} | {seconds - bare:.3f} | {(seconds - bare) / peer:.2f} |"
         for name, seconds in medians.items()
     ]
-    PAGE.write_text(
+    text = (
         "# Start-up\n\nSeconds of processor time of a fresh process, the median of "
         f"{TIMES}, measured in turns by `python -m tests.benchmarks startup`.\nThe last column divides by what an "
         "import of numpy takes.\n\n| what | seconds | above the interpreter | against numpy |\n|---|---:|---:|---:|\n"
@@ -68,7 +68,8 @@ def main() -> int:
         + f"\n\nPromised: `import privfair` at most {IMPORT_LIMIT} seconds above the interpreter, and no numpy or "
         "torch before it is needed.\n"
     )
-    print(PAGE.read_text())
+    write_section("startup", text)
+    print(text)
     return int(medians["import privfair"] - bare > IMPORT_LIMIT)
 
 

@@ -25,8 +25,8 @@ from privfair.run.public import Measuring
 from privfair.training import prepare
 from privfair.transcript import TranscriptWriter
 from tests.privfair.small_runs import Desk
+from tests.sections import write_section
 
-_PAGE = Path("docs/benchmarks/whole-run.md")
 _LIMIT = 60.0
 _REPEATS = 300
 _PLAN = """algorithm = "steffle"
@@ -63,7 +63,7 @@ def main() -> int:
         wall, processor = time.perf_counter() - wall, time.process_time() - processor
     rounds = result.to_json()["rounds"]
     text = _page(wall, processor, rounds, {name: part.seconds for name, part in parts.items()}, apart - together)
-    _PAGE.write_text(text, encoding="utf-8")
+    write_section("whole-run", text)
     print(text)
     return int(processor > _LIMIT or parts["contributions"].seconds < processor / 2)
 

@@ -1,7 +1,7 @@
 """MMD-fair FedAvg: a record that leaves a group is covered by the fixed-size pair, checked by integration.
 
 The law of the noisy predictions is written down from scratch: all subsets, all orders, numerical integration over the
-plane. Nothing of the proof in docs/theorems/mmd-fedavg.md is used.
+plane. Nothing of the proof in docs/theorems/fpfl-and-mmd.md#mmd-fair-fedavg is used.
 """
 
 from __future__ import annotations

@@ -20,27 +20,28 @@ from tests.docs.blocks import ROOT, World, blocks, commands, pages, run_page
 from tests.privfair.small_runs import GAUSSIAN, Desk
 
 RUN_AS_COPIED = (
-    "audit-attribute.md",
-    "audit-membership.md",
-    "audit-probes.md",
+    "audit-model.md",
     "audit-training.md",
     "audit.md",
     "data.md",
+    "evidence.md",
     "explanation/accounting.md",
-    "explanation/printed-epsilon.md",
+    "how-to/officer.md",
     "how-to/python.md",
     "integrations.md",
     "ledger.md",
     "manifest.md",
     "models.md",
     "reference/exit-codes.md",
+    "reference/ledger-format.md",
     "sensitivity.md",
+    "training-run.md",
     "training.md",
     "tutorials/audit-opacus.md",
     "tutorials/check-a-theorem.md",
     "tutorials/own-csv.md",
     "tutorials/sign-and-spend.md",
-    "tutorials/three-guards.md",
+    "tutorials/three-sites.md",
 )
 """Every page that has blocks to run; add yours, so that it stays true."""
 

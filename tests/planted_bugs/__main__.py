@@ -1,4 +1,4 @@
-"""`python -m tests.planted_bugs`: plants every bug, asks every layer, and writes docs/planted-bugs.md.
+"""`python -m tests.planted_bugs`: plants every bug, asks every layer, and writes docs/evidence.md#planted-bugs.
 
 With `--quick` the statistical attack is left out and no page is written. With `--missing` only the bugs that have no
 row on the page are planted, and the other rows stay as they are. The exit code is 1 if a bug escapes or a clean engine
@@ -17,9 +17,10 @@ from tests.planted_bugs.catalogue import BUGS
 from tests.planted_bugs.fixed_randomness import fixed_randomness
 from tests.planted_bugs.layers import findings, findings_of
 from tests.planted_bugs.workshop import Engine, Workshop
+from tests.sections import DOCS, write_section
 
 _TEMPLATE = Path(__file__).with_name("page.md")
-_PAGE = Path(__file__).parents[2] / "docs" / "planted-bugs.md"
+_PAGE = DOCS / "evidence.md"
 
 Measured = dict[Caught, tuple[bool, float]]
 """Whether the layer has something against the run, and its seconds of processor time."""
@@ -40,7 +41,8 @@ def main(words: list[str]) -> int:
         clean, alarms = ([kept[one.value] for one in Engine], []) if kept else _clean(workshop)
     if not quick:
         text = _TEMPLATE.read_text("utf-8")
-        _PAGE.write_text(text.replace("{bugs}", "\n".join(rows)).replace("{clean}", "\n".join(clean)), "utf-8")
+        text = text.replace("{bugs}", "\n".join(rows)).replace("{clean}", "\n".join(clean))
+        write_section("planted-bugs", text, "evidence.md")
     for line in (*(f"escaped: {one}" for one in escaped), *(f"false alarm: {one}" for one in alarms)):
         print(line, file=sys.stderr)
     return int(bool(escaped or alarms))

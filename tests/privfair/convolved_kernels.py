@@ -1,4 +1,6 @@
-"""What noise on scores makes of a kernel, in closed form (docs/theorems/convolved-kernels.md), and the witness."""
+"""What noise on scores makes of a kernel, in closed form (docs/theorems/fpfl-and-mmd.md#kernels-of-noisy-scores), and
+the witness.
+"""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ CLIP = 0.7
 
 
 def test_the_slack_pays_for_every_size_that_is_taken() -> None:
-    """docs/models.md, points 1 to 4: sums of records, norms, and mixtures of rounds."""
+    """docs/theorems/exact-contributions.md, points 1 to 4: sums of records, norms, and mixtures of rounds."""
     for records in (1, 4096, 4097, 2**22, 2**24, 2**24 + 1, 10**8, MOST_RECORDS):
         block = terms_per_block(records)
         assert 1 <= block <= 4096

@@ -34,7 +34,7 @@ ITEMS = {
 }
 """All that the papers print; SteFFLe's two versions print the same figures."""
 _NET_ROUNDS, _NET_ROUND = 763, 2.3
-"""Rounds of FedFDP's net, and seconds of each (docs/benchmarks/large-model.md)."""
+"""Rounds of FedFDP's net, and seconds of each (docs/benchmarks.md)."""
 _WRITERS_ROUNDS = 2_000
 _SHORT_MMD = 5.0
 """Seconds per run of 25 rounds with 3 local epochs: twenty minutes for the 247 rows of the page."""
