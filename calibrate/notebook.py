@@ -1,11 +1,26 @@
-"""How a notebook shows a value: a bold headline, a sentence, a table and a list; every text is escaped here."""
+"""How a value shows itself: as code that makes it again, and in a notebook, where every text is escaped here."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from enum import Enum
 from html import escape
 
 Row = Sequence[object]
+
+
+class Pasteable:
+    """A dataclass whose `repr` makes it again after `import privfair as pf`."""
+
+    def __repr__(self) -> str:
+        shown = []
+        for name, value in vars(self).items():
+            code = f"pf.{value}" if isinstance(value, Enum) else repr(value)
+            if not hasattr(type(self), name):
+                shown.append(code)
+            elif value != getattr(type(self), name):  # a dataclass keeps a field's default on its class
+                shown.append(f"{name}={code}")
+        return f"pf.{type(self).__name__}({', '.join(shown)})"
 
 
 def as_html(

@@ -51,6 +51,17 @@ class PrivacyUnit:
         attribute = relation is Relation.REPLACE_ATTRIBUTE
         return cls(Protected.ATTRIBUTE if attribute else Protected.RECORD, relation)
 
+    @classmethod
+    def named(cls, relation: str | Relation | PrivacyUnit) -> PrivacyUnit:
+        """The unit of a relation given by name; a unit is returned as it is."""
+        if isinstance(relation, PrivacyUnit):
+            return relation
+        try:
+            return cls.of(Relation(relation))
+        except ValueError:
+            known = ", ".join(each.value for each in Relation)
+            raise InvalidInput("relation", relation, "is not known", f"use {known}") from None
+
 
 @dataclass(frozen=True)
 class EpsilonDelta:
@@ -65,12 +76,8 @@ class EpsilonDelta:
 
 
 @dataclass(frozen=True)
-class EpsilonInterval:
-    """A certified enclosure of the true epsilon; `upper` is what may be promised.
-
-    >>> EpsilonInterval(0.99, 1.0).overlaps(EpsilonInterval(1.0, 1.2))
-    True
-    """
+class CertifiedInterval:
+    """A certified enclosure of a number: it is at least `lower` and at most `upper`."""
 
     lower: float
     upper: float
@@ -83,7 +90,20 @@ class EpsilonInterval:
 
     def _repr_html_(self) -> str:
         """How a notebook shows it."""
-        return f"&epsilon; &isin; [<b>{self.lower:.6g}</b>, <b>{self.upper:.6g}</b>] (certified; promise the upper end)"
+        return f"[<b>{self.lower:.6g}</b>, <b>{self.upper:.6g}</b>] (certified; promise the upper end)"
+
+
+@dataclass(frozen=True)
+class EpsilonInterval(CertifiedInterval):
+    """A certified enclosure of the true epsilon; `upper` is what may be promised.
+
+    >>> EpsilonInterval(0.99, 1.0).overlaps(EpsilonInterval(1.0, 1.2))
+    True
+    """
+
+    def _repr_html_(self) -> str:
+        """How a notebook shows it."""
+        return f"&epsilon; &isin; {super()._repr_html_()}"
 
     def overlaps(self, other: EpsilonInterval) -> bool:
         """Whether some epsilon lies in this interval and in `other`."""

@@ -14,9 +14,9 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, TypedDict, TypeVar, Unpack
 
 from calibrate.accountants import registry
-from calibrate.errors import InvalidInput, NotCertified, count, positive
+from calibrate.errors import InvalidInput, count, positive
 from calibrate.privacy_unit import EpsilonDelta, EpsilonInterval, PrivacyUnit, Relation
-from calibrate.releases import Gaussian, Release, Together, over_rounds, reached_over_rounds
+from calibrate.releases import Gaussian, Release, Rounds, Together
 from calibrate.sampling import Batch, Cyclic, Sampling, SamplingName, rounds_of, sampling_named
 from calibrate.search_cost import price_search
 from calibrate.solve import Certificate, bisected, solve_noise, solve_rounds
@@ -57,14 +57,14 @@ class NoisyRounds:
             raise InvalidInput("rounds", self.rounds, f"exceeds {MOST_ROUNDS:,}", "give fewer rounds")
 
     @property
-    def published(self) -> Release:
-        """What an upper end is computed from; an epoch that is begun counts whole."""
-        return over_rounds(self.sampling, self._one_round, self.rounds)
+    def release(self) -> Rounds:
+        """What is priced; of an epoch that is begun, the lower end counts only the batches that were published."""
+        return Rounds(self.sampling, self._one_round, self.rounds)
 
     @property
-    def reached(self) -> Release:
-        """What a lower end is computed from: of an epoch that is begun, only the batches that were published."""
-        return reached_over_rounds(self.sampling, self._one_round, self.rounds)
+    def published(self) -> Release:
+        """What an upper end is computed from; an epoch that is begun counts whole."""
+        return self.release.published
 
     @property
     def _one_round(self) -> Gaussian | Together:
@@ -319,21 +319,11 @@ def check_theorem(id: str, **settings: object) -> Verdict:
 
 def price(asked: NoisyRounds, delta: float, accountant: str = "best") -> tuple[EpsilonInterval, str]:
     """The interval of epsilon at `delta` and the accountant that computed it: the named one, or the best."""
-
-    def priced(release: Release) -> registry.Priced:
-        if accountant == "best":
-            return registry.best_epsilon(release, asked.unit, delta)
-        return registry.price(registry.AccountantName(accountant), release, asked.unit, delta)
-
-    whole = priced(asked.published)
-    if asked.reached == asked.published:
-        return whole.interval, whole.accountant_name.value
-    try:
-        lower = registry.best_epsilon(asked.reached, asked.unit, delta).interval.lower
-    except NotCertified:
-        lower = 0.0
-    lower = min(lower, whole.interval.lower)
-    return EpsilonInterval(lower, whole.interval.upper), whole.accountant_name.value
+    if accountant == "best":
+        found = registry.best_epsilon(asked.release, asked.unit, delta)
+    else:
+        found = registry.price(registry.AccountantName(accountant), asked.release, asked.unit, delta)
+    return found.interval, found.accountant_name.value
 
 
 def noisy_rounds(

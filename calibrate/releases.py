@@ -1,7 +1,8 @@
 """The frozen algebra of what is published, and its JSON.
 
 A release says *what leaves the silo*; it holds no data and no price. The algebra is closed: every
-consumer matches on all of it and ends in `assert_never`.
+consumer matches on all of it and ends in `assert_never`. `release * 1000` repeats, `first + second` is in sequence,
+`noisy.sampled(sampling)` draws batches; what they cost is asked of the release itself and answered in `answers.py`.
 
 Scale convention. `Gaussian.noise_multiplier` and `Laplace.scale` are relative to the **contribution
 bound** of one unit, stated once per relation:
@@ -18,13 +19,16 @@ missing or additional keys and out-of-range numbers are refused.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from fractions import Fraction
 from functools import cache
+from importlib import import_module
 from types import UnionType
-from typing import TYPE_CHECKING, Any, assert_never, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, assert_never, cast, get_args, get_origin, get_type_hints
 
 from calibrate.errors import InvalidInput, count, positive
+from calibrate.notebook import Pasteable
+from calibrate.privacy_unit import CertifiedInterval, EpsilonInterval, PrivacyUnit, Relation
 from calibrate.sampling import (
     SCHEMES,
     Batch,
@@ -38,6 +42,9 @@ from calibrate.sampling import (
 )
 
 if TYPE_CHECKING:
+    from dp_accounting import dp_event
+
+    from calibrate import answers
     from calibrate.manifest.strict_json import Json
 
 MOST_MISSING = 2.0**-30
@@ -58,8 +65,61 @@ def check_column(column: tuple[float, ...]) -> tuple[float, ...]:
     return column
 
 
-@dataclass(frozen=True)
-class Gaussian:
+class Composable(Pasteable):
+    """What every release can do: be composed, and say what it costs.
+
+    Each answer is an interval whose two ends are certified; `relation` says how neighbouring data sets differ
+    ("add-remove", "replace-one", "replace-attribute", or a `PrivacyUnit`).
+    """
+
+    def __mul__(self, times: int) -> Repeated:
+        return Repeated(self._itself, times)
+
+    __rmul__ = __mul__
+
+    def __add__(self, other: Release) -> InSequence:
+        if not isinstance(other, Composable):
+            return NotImplemented
+        parts = (each.releases if isinstance(each, InSequence) else (each,) for each in (self._itself, other))
+        return InSequence(tuple(part for several in parts for part in several))
+
+    def epsilon(self, *, delta: float, relation: Neighbours = "add-remove") -> EpsilonInterval:
+        """The smallest epsilon at `delta` against the `relation`: an interval that is certified to hold it.
+
+        Guarantee: the release is (upper, delta)-private for the relation; no epsilon below `lower` can be proved from
+        this description alone (docs/theorems/certified-accountant.md).
+        """
+        return self._answers(relation).epsilon(delta)
+
+    def delta(self, *, epsilon: float, relation: Neighbours = "add-remove") -> CertifiedInterval:
+        """The smallest delta at `epsilon` (0 or more) against the `relation`: an interval certified to hold it."""
+        return self._answers(relation).delta(epsilon)
+
+    def to_dp_event(self) -> dp_event.DpEvent:
+        """The event of dp_accounting for this release; raises UnsupportedCombination where there is none."""
+        event: dp_event.DpEvent = import_module("calibrate.dp_events").to_dp_event(self._itself)
+        return event
+
+    def _answers(self, relation: Neighbours) -> answers.Answers:
+        # Looked up by name when a price is asked for: the engine, which only publishes, imports no accountant.
+        found: answers.Answers = import_module("calibrate.answers").Answers(self, PrivacyUnit.named(relation))
+        return found
+
+    @property
+    def _itself(self) -> Release:
+        return cast("Release", self)
+
+
+class OnBatches(Composable):
+    """Values with noise on the full data, which may be computed on sampled batches instead."""
+
+    def sampled(self, sampling: Sampling) -> Sampled:
+        """The same values computed on a batch drawn by `sampling` (for epochs and cycles: on each of its batches)."""
+        return Sampled(sampling, cast("Gaussian | Laplace | Together", self))
+
+
+@dataclass(frozen=True, repr=False)
+class Gaussian(OnBatches):
     """A vector with iid Gaussian noise of standard deviation `noise_multiplier` times the L2 bound."""
 
     noise_multiplier: float
@@ -68,8 +128,8 @@ class Gaussian:
         positive("noise multiplier", self.noise_multiplier)
 
 
-@dataclass(frozen=True)
-class Laplace:
+@dataclass(frozen=True, repr=False)
+class Laplace(OnBatches):
     """A vector with iid Laplace noise of scale `scale` times the L1 bound."""
 
     scale: float
@@ -78,20 +138,20 @@ class Laplace:
         positive("Laplace scale", self.scale)
 
 
-@dataclass(frozen=True)
-class RandomizedResponse:
+@dataclass(frozen=True, repr=False)
+class RandomizedResponse(Composable):
     """One category of `categories`, kept with probability e^eps / (e^eps + categories - 1)."""
 
-    epsilon: float
+    local_epsilon: float = field(metadata={"json": "epsilon"})
     categories: int
 
     def __post_init__(self) -> None:
-        positive("randomised-response epsilon", self.epsilon)
+        positive("randomised-response epsilon", self.local_epsilon)
         count("categories", self.categories, least=2)
 
 
-@dataclass(frozen=True)
-class NonPrivate:
+@dataclass(frozen=True, repr=False)
+class NonPrivate(Composable):
     """Published without any protection of the unit, and why that is claimed to be acceptable.
 
     It costs nothing only when `depends_on_unit` is false; otherwise the price is infinite.
@@ -105,8 +165,8 @@ class NonPrivate:
             raise InvalidInput("why", self.why, "must say why this is published in the clear", "write one sentence")
 
 
-@dataclass(frozen=True)
-class Together:
+@dataclass(frozen=True, repr=False)
+class Together(OnBatches):
     """Several noisy values of one and the same batch."""
 
     releases: tuple[Gaussian | Laplace, ...]
@@ -115,35 +175,70 @@ class Together:
         _check_tuple("releases", self.releases)
 
 
-@dataclass(frozen=True)
-class Sampled:
-    """A release computed on a sampled batch (for shuffled epochs: on each batch of one epoch)."""
+@dataclass(frozen=True, repr=False)
+class Sampled(Composable):
+    """A release computed on a sampled batch (for epochs and cycles: on each batch of one of them)."""
 
     sampling: Sampling
     release: Gaussian | Laplace | Together
 
+    def __repr__(self) -> str:
+        return f"{self.release!r}.sampled({self.sampling!r})"
 
-@dataclass(frozen=True)
-class Repeated:
+
+@dataclass(frozen=True, repr=False)
+class Repeated(Composable):
     release: Release
     times: int
 
     def __post_init__(self) -> None:
         count("times", self.times)
 
+    def __repr__(self) -> str:
+        several = isinstance(self.release, InSequence) and len(self.release.releases) > 1
+        return f"({self.release!r}) * {self.times}" if several else f"{self.release!r} * {self.times}"
 
-@dataclass(frozen=True)
-class InSequence:
+
+@dataclass(frozen=True, repr=False)
+class InSequence(Composable):
     releases: tuple[Release, ...]
 
     def __post_init__(self) -> None:
         _check_tuple("releases", self.releases)
 
+    def __repr__(self) -> str:
+        if len(self.releases) == 1 or any(isinstance(part, InSequence) for part in self.releases):
+            return super().__repr__()
+        return " + ".join(map(repr, self.releases))
+
+
+@dataclass(frozen=True, repr=False)
+class Rounds(Composable):
+    """`rounds` rounds of `release` on batches drawn by `sampling` (None: the full data), whole epochs or not.
+
+    Its upper end counts an epoch that is begun as a whole one where no smaller price is proved, its lower end only the
+    batches that were published.
+    """
+
+    sampling: Sampling | None
+    release: Gaussian | Laplace | Together
+    rounds: int
+
+    def __post_init__(self) -> None:
+        count("rounds", self.rounds)
+
+    @property
+    def published(self) -> Release:
+        """The releases that an upper end is computed from."""
+        return over_rounds(self.sampling, self.release, self.rounds)
+
 
 Leaf = Gaussian | Laplace | RandomizedResponse | NonPrivate | Together | Sampled
 """What an accountant prices once; repetition and sequence are applied by the fold, not by accountants."""
 
-Release = Leaf | Repeated | InSequence
+Release = Leaf | Repeated | InSequence | Rounds
+
+Neighbours = str | Relation | PrivacyUnit
 
 
 def leaves(release: Release, times: int = 1) -> Iterator[tuple[Leaf, int]]:
@@ -154,6 +249,8 @@ def leaves(release: Release, times: int = 1) -> Iterator[tuple[Leaf, int]]:
         case InSequence(parts):
             for part in parts:
                 yield from leaves(part, times)
+        case Rounds():
+            yield from leaves(release.published, times)
         case Gaussian() | Laplace() | RandomizedResponse() | NonPrivate() | Together() | Sampled():
             yield release, times
         case _:
@@ -198,6 +295,19 @@ def reached_over_rounds(sampling: Sampling | None, noisy: Gaussian | Laplace | T
     return InSequence(parts)
 
 
+def reached(release: Release) -> Release:
+    """The release with only what was published of epochs that are begun: what a lower end is computed from."""
+    match release:
+        case Repeated(inner, times):
+            return Repeated(reached(inner), times)
+        case InSequence(parts):
+            return InSequence(tuple(reached(part) for part in parts))
+        case Rounds(sampling, noisy, rounds):
+            return reached_over_rounds(sampling, noisy, rounds)
+        case _:
+            return release
+
+
 def multiplicities(release: Release) -> dict[Leaf, int]:
     """How often each distinct leaf is published, whatever the bracketing: the normal form of a release."""
     total: dict[Leaf, int] = {}
@@ -217,6 +327,8 @@ def scale_noise(release: Release, factor: float) -> Release:
             return Repeated(scale_noise(inner, factor), n)
         case InSequence(parts):
             return InSequence(tuple(scale_noise(part, factor) for part in parts))
+        case Rounds(sampling, noisy, rounds):
+            return Rounds(sampling, _scale_leaf(noisy, factor), rounds)
         case Gaussian() | Laplace() | Together():
             return _scale_leaf(release, factor)
         case Sampled(sampling, noisy):
@@ -261,6 +373,8 @@ def untruncated(release: Release) -> tuple[Release, float]:
         case InSequence(parts):
             found = [untruncated(part) for part in parts]
             return InSequence(tuple(part for part, _ in found)), sum(chance for _, chance in found)
+        case Rounds():
+            return untruncated(release.published)
         case Sampled(TruncatedPoisson() as sampling, noisy):
             return Sampled(sampling.untruncated, noisy), sampling.overflow
         case _:
@@ -289,7 +403,9 @@ def _check_tuple(argument: str, value: tuple[object, ...]) -> None:
 
 
 def encode_release(release: Release) -> dict[str, Json]:
-    """The JSON value of a release; `decode_release` is its inverse."""
+    """The JSON value of a release; `decode_release` is its inverse. Rounds are written as what they stand for."""
+    if isinstance(release, Rounds):
+        return encode_release(release.published)
     return {"kind": _KIND_OF[type(release)], **_encoded(release)}
 
 
@@ -328,7 +444,7 @@ _KIND_OF = {kind: name for name, kind in KINDS.items()}
 def _fields_of(kind: type) -> dict[str, tuple[str, Any]]:
     """The fields of a release or a sampling: its own name, the one in JSON, and the type."""
     hints = get_type_hints(kind)
-    return {_camel(field.name): (field.name, hints[field.name]) for field in fields(kind)}
+    return {each.metadata.get("json", _camel(each.name)): (each.name, hints[each.name]) for each in fields(kind)}
 
 
 def _camel(name: str) -> str:

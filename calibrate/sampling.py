@@ -13,6 +13,7 @@ from enum import Enum, StrEnum
 from typing import TypeVar, assert_never
 
 from calibrate.errors import InvalidInput, count, rate
+from calibrate.notebook import Pasteable
 
 Number = TypeVar("Number", int, float)
 
@@ -22,8 +23,8 @@ class Batch(Enum):
     REVEALED = "revealed"
 
 
-@dataclass(frozen=True)
-class Poisson:
+@dataclass(frozen=True, repr=False)
+class Poisson(Pasteable):
     """Each unit joins each batch independently with probability `rate`."""
 
     rate: float
@@ -33,8 +34,8 @@ class Poisson:
         rate("sampling rate", self.rate)
 
 
-@dataclass(frozen=True)
-class FixedSize:
+@dataclass(frozen=True, repr=False)
+class FixedSize(Pasteable):
     """A uniformly random subset of exactly `size` out of `population` units, fresh each round.
 
     Under add-remove `population` counts the unit in question and may be any lower bound on the number of units of the
@@ -53,8 +54,8 @@ class FixedSize:
         return self.size / self.population
 
 
-@dataclass(frozen=True)
-class ShuffledEpochs:
+@dataclass(frozen=True, repr=False)
+class ShuffledEpochs(Pasteable):
     """ONE pass over the data in `batches_per_epoch` disjoint batches of a random permutation.
 
     A `Sampled(ShuffledEpochs(...), release)` is therefore one whole *epoch*: each unit takes part in
@@ -78,8 +79,8 @@ class ShuffledEpochs:
         return -(-count("rounds", rounds) // self.batches_per_epoch)
 
 
-@dataclass(frozen=True)
-class WithReplacement:
+@dataclass(frozen=True, repr=False)
+class WithReplacement(Pasteable):
     """`draws` independent uniform draws from `population` units; one unit may be drawn several times."""
 
     population: int
@@ -91,8 +92,8 @@ class WithReplacement:
         count("draws", self.draws)
 
 
-@dataclass(frozen=True)
-class RandomAllocation:
+@dataclass(frozen=True, repr=False)
+class RandomAllocation(Pasteable):
     """ONE epoch of `batches` rounds: each unit joins exactly one of them, uniformly and independently of all others.
 
     A `Sampled(RandomAllocation(...), release)` is therefore one whole epoch, as with shuffled epochs. Sizes of batches
@@ -114,8 +115,8 @@ class RandomAllocation:
             )
 
 
-@dataclass(frozen=True)
-class TruncatedPoisson:
+@dataclass(frozen=True, repr=False)
+class TruncatedPoisson(Pasteable):
     """A Poisson batch of at most `limit` units: of a larger one a uniformly random subset of `limit` is kept.
 
     So all batches have one shape once they are padded. `population` is the most units that any party has; it is public
@@ -164,8 +165,8 @@ class TruncatedPoisson:
         return min(1.0, math.exp(math.fsum(parts) + rounding))
 
 
-@dataclass(frozen=True)
-class Cyclic:
+@dataclass(frozen=True, repr=False)
+class Cyclic(Pasteable):
     """ONE cycle of `groups` rounds: units are dealt to groups for good, and round i draws from group i mod `groups`.
 
     A `Sampled(Cyclic(...), release)` is therefore one whole cycle. Each member of the round's group joins with

@@ -359,19 +359,19 @@ def solve_rounds(
     the unit, by the certified accountant. A bisection on the quick estimate finds the place, which is then certified.
     """
     if untruncated(release_at(1))[1]:  # what is cut off costs delta, in proportion to the rounds
-        return _largest_within(lambda times: _truncated_within(release_at(times), unit, target), most)
+        return largest_within(lambda times: _truncated_within(release_at(times), unit, target), most)
     accountant, check = CertifiedAccountant(), TargetCheck(target, Side.UPPER)
 
     def pairs(times: int) -> PairCounts:
         return total_cost(accountant, release_at(times), unit)
 
-    low = _largest_within(lambda times: seems_within(pairs(times), target, check), most)
+    low = largest_within(lambda times: seems_within(pairs(times), target, check), most)
     while low and not surely_within(pairs(low), target):
         low -= max(1, low // _ONE_IN)
     return low
 
 
-def _largest_within(within: Callable[[int], bool], most: int) -> int:
+def largest_within(within: Callable[[int], bool], most: int) -> int:
     """The largest count for which a falling predicate holds; 0 if it holds for none."""
     low, high = 0, 1
     while high <= most and within(high):

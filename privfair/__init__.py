@@ -18,10 +18,34 @@ if TYPE_CHECKING:
     from audit.coins.one_run import coin_flip, one_run
     from audit.coins.training_audit import audit_training
     from audit.models.in_memory import audit_model
+    from calibrate.answers import Calibrated, calibrate, most
+    from calibrate.dp_events import from_dp_event
     from calibrate.manifest.keys import generate as generate_key
     from calibrate.manifest.trust import TrustFile
-    from calibrate.privacy_unit import EpsilonInterval
+    from calibrate.privacy_unit import CertifiedInterval, EpsilonInterval
     from calibrate.questions import check_theorem, epsilon, rounds, sigma, theorems
+    from calibrate.releases import (
+        Gaussian,
+        InSequence,
+        Laplace,
+        NonPrivate,
+        RandomizedResponse,
+        Release,
+        Repeated,
+        Rounds,
+        Sampled,
+        Together,
+    )
+    from calibrate.sampling import (
+        Batch,
+        Cyclic,
+        FixedSize,
+        Poisson,
+        RandomAllocation,
+        ShuffledEpochs,
+        TruncatedPoisson,
+        WithReplacement,
+    )
     from privfair.api.budget import PricedBudget, budget
     from privfair.api.frames import TreatedAsPublic
     from privfair.api.plan import EmptyModel, Plan, SelfSigned, TrainedModel
@@ -35,29 +59,52 @@ if TYPE_CHECKING:
     __version__: str
 
 __all__ = [
+    "Batch",
     "BudgetedRun",
+    "Calibrated",
+    "CertifiedInterval",
+    "Cyclic",
     "EmptyModel",
     "EpsilonInterval",
+    "FixedSize",
+    "Gaussian",
+    "InSequence",
+    "Laplace",
     "Ledger",
+    "NonPrivate",
     "Plan",
+    "Poisson",
     "PricedBudget",
+    "RandomAllocation",
+    "RandomizedResponse",
+    "Release",
+    "Repeated",
+    "Rounds",
+    "Sampled",
     "SelfSigned",
+    "ShuffledEpochs",
     "SignedBudget",
+    "Together",
     "TrainedModel",
     "TreatedAsPublic",
+    "TruncatedPoisson",
     "TrustFile",
+    "WithReplacement",
     "assert_dp",
     "assert_sensitivity",
     "audit_model",
     "audit_run",
     "audit_training",
     "budget",
+    "calibrate",
     "check_theorem",
     "coin_flip",
     "compose",
     "epsilon",
     "explain",
+    "from_dp_event",
     "generate_key",
+    "most",
     "one_run",
     "predict",
     "report",
@@ -67,50 +114,43 @@ __all__ = [
     "train",
 ]
 
-_HOMES = {
-    "BudgetedRun": "privfair.run.budgeted",
-    "EmptyModel": "privfair.api.plan",
-    "EpsilonInterval": "calibrate.privacy_unit",
-    "Ledger": "privfair.ledger",
-    "Plan": "privfair.api.plan",
-    "PricedBudget": "privfair.api.budget",
-    "SelfSigned": "privfair.api.plan",
-    "SignedBudget": "privfair.run.signed_budget",
-    "TrainedModel": "privfair.api.plan",
-    "TreatedAsPublic": "privfair.api.frames",
-    "TrustFile": "calibrate.manifest.trust",
-    "assert_dp": "audit.claims.assert_dp",
-    "assert_sensitivity": "audit.claims.falsify",
-    "audit_model": "audit.models.in_memory",
-    "audit_run": "privfair.api.reading",
-    "audit_training": "audit.coins.training_audit",
-    "budget": "privfair.api.budget",
-    "check_theorem": "calibrate.questions",
-    "coin_flip": "audit.coins.one_run",
-    "compose": "privfair.api.reading",
-    "epsilon": "calibrate.questions",
-    "explain": "privfair.api.reading",
-    "generate_key": "calibrate.manifest.keys:generate",
-    "one_run": "audit.coins.one_run",
-    "predict": "privfair.run.prediction",
-    "report": "privfair.api.reading",
-    "rounds": "calibrate.questions",
-    "sigma": "calibrate.questions",
-    "theorems": "calibrate.questions",
-    "train": "privfair.training",
+_NAMES = {
+    "audit.claims.assert_dp": "assert_dp",
+    "audit.claims.falsify": "assert_sensitivity",
+    "audit.coins.one_run": "coin_flip one_run",
+    "audit.coins.training_audit": "audit_training",
+    "audit.models.in_memory": "audit_model",
+    "calibrate.answers": "Calibrated calibrate most",
+    "calibrate.dp_events": "from_dp_event",
+    "calibrate.manifest.keys": "generate_key",
+    "calibrate.manifest.trust": "TrustFile",
+    "calibrate.privacy_unit": "CertifiedInterval EpsilonInterval",
+    "calibrate.questions": "check_theorem epsilon rounds sigma theorems",
+    "calibrate.releases": "Gaussian InSequence Laplace NonPrivate RandomizedResponse Release Repeated Rounds Sampled "
+    "Together",
+    "calibrate.sampling": "Batch Cyclic FixedSize Poisson RandomAllocation ShuffledEpochs TruncatedPoisson "
+    "WithReplacement",
+    "privfair.api.budget": "PricedBudget budget",
+    "privfair.api.frames": "TreatedAsPublic",
+    "privfair.api.plan": "EmptyModel Plan SelfSigned TrainedModel",
+    "privfair.api.reading": "audit_run compose explain report",
+    "privfair.ledger": "Ledger",
+    "privfair.run.budgeted": "BudgetedRun",
+    "privfair.run.prediction": "predict",
+    "privfair.run.signed_budget": "SignedBudget",
+    "privfair.training": "train",
 }
-"""The module that each public name lives in, and after a colon its name there, if that is another."""
+"""The public names that each module brings."""
+_HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}
 
+if not TYPE_CHECKING:  # a type checker reads the imports above, and so finds a misspelt name
 
-def __getattr__(name: str) -> object:
-    if name == "__version__":
-        from importlib.metadata import version
-
-        return version("privfair")
-    if name not in _HOMES:
-        raise AttributeError(f"module 'privfair' has no attribute {name!r}; it has {', '.join(__all__)}")
-    module, _, own_name = _HOMES[name].partition(":")
-    return getattr(import_module(module), own_name or name)
+    def __getattr__(name: str) -> object:
+        if name == "__version__":
+            return import_module("importlib.metadata").version("privfair")
+        if name not in _HOMES:
+            raise AttributeError(f"module 'privfair' has no attribute {name!r}; it has {', '.join(__all__)}")
+        return getattr(import_module(_HOMES[name]), {"generate_key": "generate"}.get(name, name))
 
 
 def __dir__() -> list[str]:

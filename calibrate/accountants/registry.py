@@ -41,7 +41,7 @@ from calibrate.accountants.support import (
 from calibrate.discrete_noise import ProfileSlack
 from calibrate.errors import InvalidInput, NotCertified, UnsupportedCombination, count, open_unit
 from calibrate.privacy_unit import EpsilonDelta, EpsilonInterval, PrivacyUnit
-from calibrate.releases import Leaf, Release, multiplicities, untruncated
+from calibrate.releases import Leaf, Release, multiplicities, reached, untruncated
 
 Cost = TypeVar("Cost")
 
@@ -279,7 +279,14 @@ def get(name: AccountantName | str) -> Accountant[Any]:
 
 def price(name: AccountantName, release: Release, unit: PrivacyUnit, delta: float) -> Priced:
     """The answer of the accountant called `name` for `release`, the protected `unit` and `delta` in (0, 1)."""
-    return priced_by(name, epsilon_of(get(name), release, unit, delta))
+    interval = epsilon_of(get(name), release, unit, delta)
+    begun, lower = reached(release), interval.lower
+    if begun != release and multiplicities(begun) != multiplicities(release):
+        try:
+            lower = min(lower, best_epsilon(begun, unit, delta).interval.lower)
+        except NotCertified:
+            lower = 0.0
+    return priced_by(name, EpsilonInterval(lower, interval.upper))
 
 
 def priced_by(name: AccountantName, interval: EpsilonInterval) -> Priced:

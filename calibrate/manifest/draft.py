@@ -379,7 +379,7 @@ def _declare(
             name=value.name,
             publications=1,
             shape=shape,
-            epsilon=value.response.epsilon,
+            epsilon=value.response.local_epsilon,
             categories=value.response.categories,
             sampler=issuer.sampler(NoiseSampler.CATEGORICAL),
         )

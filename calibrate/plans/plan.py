@@ -138,7 +138,7 @@ class RandomizedValue:
     @property
     def keep_probability(self) -> float:
         """The probability with which the true category is kept."""
-        return 1 / (1 + (self.response.categories - 1) * math.exp(-self.response.epsilon))
+        return 1 / (1 + (self.response.categories - 1) * math.exp(-self.response.local_epsilon))
 
     def to_json(self) -> dict[str, object]:
         return {

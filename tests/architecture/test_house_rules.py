@@ -45,7 +45,10 @@ def test_the_root_of_privfair_has_at_most_eight_modules() -> None:
     assert len(at_the_root) <= MOST_MODULES_AT_THE_ROOT, "find a folder for one of: " + ", ".join(at_the_root)
 
 
-TWO_MEANINGS = {"Plan": "what is priced in calibrate, and what is trained in Python: each is its package's word"}
+TWO_MEANINGS = {
+    "Plan": "what is priced in calibrate, and what is trained in Python: each is its package's word",
+    "Rounds": "a release in calibrate, and a section of a run's record",
+}
 """Names that two classes share nevertheless, with the reason."""
 
 
