@@ -83,7 +83,7 @@ class Answers:
 
 
 @dataclass(frozen=True)
-class Target:
+class Goal:
     """A number that a release may cost at most, and where on its curve it is read."""
 
     epsilon: float | None = None
@@ -125,7 +125,7 @@ class Calibrated:
     value: float
     release: Release
     unit: PrivacyUnit
-    target: Target
+    target: Goal
 
     @cached_property
     def certificate(self) -> CertifiedInterval:
@@ -141,7 +141,7 @@ def calibrate(
     relation: Neighbours = "add-remove",
     between: tuple[float, float] | None = None,
 ) -> Calibrated:
-    """The value of any one parameter with which a release is certified to meet a target, and hardly more private.
+    """The value of any one parameter with which a release is certified to meet a target, as nearly as it can.
 
     Arguments:
         make: The release for a value of the parameter: of noise, rate or whatever makes it cost only more or only less.
@@ -156,7 +156,7 @@ def calibrate(
     >>> round(found.value, 3), found.certificate.upper <= 1
     (1.415, True)
     """
-    target, unit = Target(epsilon, delta), PrivacyUnit.named(relation)
+    target, unit = Goal(epsilon, delta), PrivacyUnit.named(relation)
     factor = _noise_factor(make, unit, target) if between is None else None
     value = _parameter(make, unit, target, between) if factor is None else factor
     return Calibrated(value, make(value), unit, target)
@@ -182,13 +182,13 @@ def most(
     >>> pf.most(lambda rounds: pf.Gaussian(2.0).sampled(pf.Poisson(0.01)) * rounds, epsilon=1, delta=1e-5)
     2433
     """
-    target, unit = Target(epsilon, delta), PrivacyUnit.named(relation)
+    target, unit = Goal(epsilon, delta), PrivacyUnit.named(relation)
     if target.promise is not None:
         return solve_rounds(make, unit, target.promise, at_most)
     return largest_within(lambda number: target.met_by(Answers(make(number), unit)), at_most)
 
 
-def _noise_factor(make: Callable[[float], Release], unit: PrivacyUnit, target: Target) -> float | None:
+def _noise_factor(make: Callable[[float], Release], unit: PrivacyUnit, target: Goal) -> float | None:
     """The value, if it is a factor on all noise, which a faster search can find; None if it is something else."""
     if target.promise is None:
         return None
@@ -204,12 +204,12 @@ def _noise_factor(make: Callable[[float], Release], unit: PrivacyUnit, target: T
 
 
 def _parameter(
-    make: Callable[[float], Release], unit: PrivacyUnit, target: Target, between: tuple[float, float] | None
+    make: Callable[[float], Release], unit: PrivacyUnit, target: Goal, between: tuple[float, float] | None
 ) -> float:
     """The costliest value that meets the target, between two of which one does and one does not."""
 
     def cost(value: float) -> float | None:
-        """What is certified at most for a value; None where no release can be made of it."""
+        """What is certified at most for a value; None where it is out of range."""
         try:
             return target.read(Answers(make(value), unit)).upper
         except InvalidInput:
@@ -257,6 +257,6 @@ def _ends(cost: Costing, most: float) -> tuple[float, float]:
             if before < math.inf and math.isclose(after, before, rel_tol=1e-6):
                 break
             value, before = value * factor, after
-        if met:  # the costliest that can be made of it is within the target
+        if met:  # the costliest possible value is within the target
             return value, value
     raise NotCertified("the target is met by none of the values that were tried; give `between`, or another target")

@@ -1,7 +1,7 @@
 """Releases as events of dp_accounting, and back.
 
 Both libraries state noise relative to one contribution bound and apply repetition and sequence in the same way. What
-one of them has no word for is refused by name.
+one of them cannot say is refused with the remedy.
 """
 
 from __future__ import annotations

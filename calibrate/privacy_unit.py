@@ -53,7 +53,7 @@ class PrivacyUnit:
 
     @classmethod
     def named(cls, relation: str | Relation | PrivacyUnit) -> PrivacyUnit:
-        """The unit of a relation given by name; a unit is returned as it is."""
+        """The unit of a relation, given as its text or enum; a unit is returned as it is."""
         if isinstance(relation, PrivacyUnit):
             return relation
         try:

@@ -101,7 +101,7 @@ class Composable(Pasteable):
         return event
 
     def _answers(self, relation: Neighbours) -> answers.Answers:
-        # Looked up by name when a price is asked for: the engine, which only publishes, imports no accountant.
+        # Imported when a price is asked for: the engine, which only publishes, imports no accountant.
         found: answers.Answers = import_module("calibrate.answers").Answers(self, PrivacyUnit.named(relation))
         return found
 

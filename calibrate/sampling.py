@@ -97,7 +97,7 @@ class RandomAllocation(Pasteable):
     """ONE epoch of `batches` rounds: each unit joins exactly one of them, uniformly and independently of all others.
 
     A `Sampled(RandomAllocation(...), release)` is therefore one whole epoch, as with shuffled epochs. Sizes of batches
-    vary and must stay secret; divisors are public constants. `drawn` counts the rounds that are made of the epoch;
+    vary and must stay secret; divisors are public constants. `drawn` counts the rounds of the epoch that happen;
     0, the default, stands for all of them.
     """
 

@@ -167,7 +167,7 @@ def _central_limit_start(pairs_at: PairsAt, target: EpsilonDelta, bounds: Bounds
 
 
 def _rough_gaussian_mu(target: EpsilonDelta) -> float:
-    """The mu of a Gaussian mechanism that meets the target, to a few per cent: only a start."""
+    """The mu of a Gaussian mechanism that meets the target, to a few %: only a start."""
 
     def enough(mu: float) -> bool:
         # Only the first of the two terms of delta(mu): an upper bound on delta.

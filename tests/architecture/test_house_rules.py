@@ -92,7 +92,8 @@ def test_what_python_offers_documents_its_arguments() -> None:
     undocumented = []
     for name in privfair.__all__:
         offered = getattr(privfair, name)
-        methods = {f"{name}.{key}": value for key, value in vars(offered).items() if not key.startswith("_")}
+        inside = vars(offered) if inspect.isclass(offered) else {}
+        methods = {f"{name}.{key}": value for key, value in inside.items() if not key.startswith("_")}
         for where, found in (methods if inspect.isclass(offered) else {name: offered}).items():
             function = getattr(found, "__func__", found)
             if inspect.isfunction(function):
