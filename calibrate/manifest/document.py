@@ -9,6 +9,7 @@ contradict one another, so a signature is never put under one.
 from __future__ import annotations
 
 import math
+import unicodedata
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Annotated
@@ -202,6 +203,28 @@ Parameter = bool | int | float | Text | tuple[float, ...] | tuple[Text, ...] | N
 
 
 _Part = Annotated[Text, Field(max_length=60, pattern=r"^[^/]+$")]
+_MARKS_OF_NAMES = frozenset(" .,-_()&'+:#@")
+_SHOWN_MARKS = "".join(sorted(_MARKS_OF_NAMES)).strip()
+_WRITTEN_TOGETHER = ({"CJK", "HIRAGANA", "KATAKANA"}, {"CJK", "HANGUL"}, {"CJK", "BOPOMOFO"})
+"""Scripts that one name may mix, by the first word of their letters' Unicode names."""
+_WITHOUT_MARKS = {"LATIN", "GREEK", "CYRILLIC"}
+"""Scripts whose accented letters are single characters in NFKC; others need combining marks."""
+_SEEN_AS = str.maketrans(
+    "\u0430\u0435\u0456\u0458\u043a\u043c\u043e\u0440\u0441\u0442\u0443\u0445\u0455\u0501\u051b\u0432\u043d\u04bb"
+    "\u03b1\u03b2\u03b5\u03b9\u03ba\u03bd\u03bf\u03c1\u03c4\u03c5\u03c7\u0131i1|0 _.",
+    "aeljkmopctyxsdqbhhabelkvoptuxllllo---",
+)
+"""Letters of other scripts, digits and separators that are easily taken for another character."""
+
+
+def _is_safe(one: str) -> bool:
+    return one in _MARKS_OF_NAMES or one.isalpha() or (one.isascii() and one.isdigit())
+
+
+def seen_as(label: str) -> str:
+    """One text for all labels that a reader could take for one another."""
+    plain = unicodedata.normalize("NFKD", unicodedata.normalize("NFKC", label).casefold())
+    return "".join(letter for letter in plain if not unicodedata.combining(letter)).translate(_SEEN_AS)
 
 
 class DataIdentity(StrictModel):
@@ -215,6 +238,24 @@ class DataIdentity(StrictModel):
     def label(self) -> str:
         """What a ledger calls this data set: two data sets have the same label only if all three parts agree."""
         return f"{self.custodian}/{self.name}/{self.version}"
+
+    def require_safe(self) -> None:
+        """Refuse a name that can look like another one: not NFKC, several scripts, or odd characters."""
+        for part, text in self:
+            scripts = {unicodedata.name(one, "?").partition(" ")[0].split("-")[0] for one in text if one.isalpha()}
+            marks = "" if scripts & _WITHOUT_MARKS else "M"
+            odd = [one for one in text if not _is_safe(one) and unicodedata.category(one)[0] != marks]
+            rule = None
+            if text != unicodedata.normalize("NFKC", text) or text != " ".join(text.split()):
+                rule = "is not in Unicode's normal form NFKC with single spaces"
+            elif odd:
+                rule = f"has {odd[0]!a}, which is neither a letter nor a digit nor one of {_SHOWN_MARKS}"
+            elif len(scripts) > 1 and not any(scripts <= together for together in _WRITTEN_TOGETHER):
+                rule = f"mixes the scripts {' and '.join(sorted(scripts))}, so that it can look like another name"
+            if rule is not None:
+                raise InvalidInput(
+                    f"[data.identity] {part}", ascii(text), rule, "write it in the letters of one script"
+                )
 
 
 class LedgerBinding(StrictModel):

@@ -8,6 +8,7 @@ the signed manifest or a signed refusal with a reason.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import InitVar, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -262,8 +263,8 @@ def issue(document: BudgetDocument | BudgetDraft, key: SigningKey) -> bytes:
 def add_signature(envelope: bytes, key: SigningKey) -> bytes:
     """The manifest with one more signature, after the signer's own recomputation of its price.
 
-    Earlier signatures are kept as they are; whether they are valid is for `verify` to say, which knows whom to
-    trust. A key that signed already is refused.
+    Compare it with a draft of the same plan first (`require_same`). Earlier signatures are kept as they are; whether
+    they are valid is for `verify` to say, which knows whom to trust. A key that signed already is refused.
     """
     recompute(read_unverified(envelope).document)
     try:
@@ -361,11 +362,62 @@ def _not_a_request(why: str) -> InvalidInput:
     return InvalidInput("REQUEST", "(a file)", f"is not a request ({why})", "give what `privfair budget request` wrote")
 
 
-def sign_request(request: BudgetRequest, key: SigningKey) -> bytes:
-    """The signed manifest that grants the request, after this machine priced it with two accountants itself."""
+_FREE = ("nonce", "validity", "justification")
+"""What follows from no plan, and may therefore differ from a second draft."""
+_MOST_SHOWN = 3
+
+
+def differences(asked: BudgetDocument, drafted: BudgetDocument) -> tuple[str, ...]:
+    """Each field of `asked` that is not as drafted, in one clause; numbers may differ as two machines' do."""
+    first, second = (parse_object(canonical(one.to_json())) for one in (asked, drafted))
+    for name in _FREE:
+        del first[name], second[name]
+    return tuple(_differences("", first, second))
+
+
+def _differences(place: str, asked: Json, drafted: Json) -> Iterator[str]:
+    match asked, drafted:
+        case dict(), dict():
+            for name in dict.fromkeys((*asked, *drafted)):
+                yield from _differences(f"{place}.{name}".strip("."), asked.get(name), drafted.get(name))
+        case list(), list() if len(asked) == len(drafted):
+            for number, pair in enumerate(zip(asked, drafted, strict=True)):
+                yield from _differences(f"{place}[{number}]", *pair)
+        case int() | float(), int() | float() if not {bool} & {type(asked), type(drafted)}:
+            whole = isinstance(asked, int) and isinstance(drafted, int)
+            if asked != drafted if whole else not math.isclose(asked, drafted, rel_tol=_ROUNDING):
+                yield f"{place} is {_short(asked)}, and {_short(drafted)} follows from the plan"
+        case _ if type(asked) is not type(drafted) or asked != drafted:
+            yield f"{place} is {_short(asked)}, and {_short(drafted)} follows from the plan"
+
+
+def _short(value: Json) -> str:
+    text = canonical(value).decode()
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def require_same(asked: BudgetDocument, drafted: BudgetDocument) -> None:
+    """Refuse a document that is not what follows from its plan, nonce, dates and purpose apart."""
+    found = differences(asked, drafted)
+    if found:
+        more = f" (and {len(found) - _MOST_SHOWN} more)" if len(found) > _MOST_SHOWN else ""
+        raise Step.PLAN.refuse(
+            f"what is asked for is not what follows from its plan: {'; '.join(found[:_MOST_SHOWN])}{more}",
+            "have the engineer write the request again with this version of privfair: `privfair budget request`",
+        )
+
+
+def sign_request(request: BudgetRequest, key: SigningKey, drafted: BudgetDraft) -> bytes:
+    """The signed manifest that grants the request.
+
+    `drafted` is what this machine drafted and priced for the same plan: a request that differs from it is refused.
+    """
+    require_same(request.document, drafted.document)
     if request.document.validity.not_after <= datetime.now(UTC):
         raise Step.VALIDITY.refuse("what is asked for has expired already", "ask the engineer for a new request")
-    return issue(request.document, key)
+    free = {name: getattr(request.document, name) for name in _FREE}
+    same = drafted.document.model_copy(update=free) == request.document
+    return issue(BudgetDraft(request.document, _SEAL) if same else request.document, key)
 
 
 def decline_request(request: BudgetRequest, reason: str, key: SigningKey) -> bytes:

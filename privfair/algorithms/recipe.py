@@ -88,14 +88,20 @@ def _plain(name: str, value: object) -> PlainValue:
 def signed_parameters(document: BudgetDocument) -> Parameters:
     """The parameters that a manifest holds, which are the ones that were priced.
 
-    Refused where the plan they make has another contribution bound than the manifest declares for the same value.
+    Refused where the plan they make has other rounds than the manifest, or another contribution bound than it declares
+    for the same value.
     """
     if isinstance(document.guarantee, NoPrivacyPromised):
         known = document.algorithm in (*(name.value for name in AlgorithmName), *PLAN_PLUGINS.names())
         return unpromised_parameters(document.algorithm, document.parameters, document.rounds) if known else None
     plan = plan_from_mapping(document.algorithm, document.parameters)
+    if plan.rounds != document.rounds:
+        raise Step.PLAN.refuse(f"its parameters have {plan.rounds} rounds, and it covers {document.rounds}")
     for value in (*plan.values(), *plan.once()):
         declared = document.release(value.name)
+        times = document.rounds if getattr(value, "every_round", False) else 1
+        if declared.publications != times:
+            raise Step.PLAN.refuse(f"its parameters publish {value.name} {times} times, its releases do not")
         if isinstance(declared, GaussianNoise | LaplaceNoise) and declared.sensitivity != value.sensitivity:
             raise Step.PLAN.refuse(f"its parameters bound {value.name} by {value.sensitivity:g}, its releases do not")
     return plan

@@ -93,7 +93,6 @@ class Plan(WrittenPlan):
     plan and these records; `train` spends it, once.
     """
 
-    _public: tuple[str, ...] = field(default=(), repr=False)
     _owner: object | None = field(default=None, repr=False)
     """What the private folder of a plan made of frames lives as long as."""
 
@@ -185,23 +184,21 @@ class Plan(WrittenPlan):
         if dataset is not None:
             document["data"]["identity"] = dict(zip(("name", "custodian", "version"), dataset, strict=True))
         if public := asked.treated_as_public():
+            document["data"]["treated-as-public"] = list(public)
             remedy = "declare classes=, groups=, bounds=, categories= or at_least= where they are known beforehand"
             warnings.warn(
                 f"read off the records and treated as public: {', '.join(public)}; {remedy}", TreatedAsPublic, 2
             )
-        return cls._written(document, described.schema, arrow, public)
+        return cls._written(document, described.schema, arrow)
 
     @classmethod
-    def _written(
-        cls, document: _Sections, schema: Mapping[str, object], arrow: Mapping[str, Any], public: tuple[str, ...]
-    ) -> Plan:
+    def _written(cls, document: _Sections, schema: Mapping[str, object], arrow: Mapping[str, Any]) -> Plan:
         owner = _Owner()
         folder = _private_folder(owner, "privfair-plan-")
         document["data"]["files"] = list(write_frames(folder, arrow))
         (folder / "schema.toml").write_text(toml_text(schema), encoding="utf-8")
         (folder / "plan.toml").write_text(toml_text(document), encoding="utf-8")
-        told = (f"Treated as public, though read off the records: {', '.join(public)}.",) if public else ()
-        return replace(cls.read(folder / "plan.toml"), _public=told, _owner=owner)
+        return replace(cls.read(folder / "plan.toml"), _owner=owner)
 
     @property
     def text(self) -> str:
@@ -222,7 +219,6 @@ class Plan(WrittenPlan):
             lifetime=timedelta(days=asked.get("valid_days", 90)),
             why=asked.get("why", _NO_REASON),
             research_noise=asked.get("unsafe_seeded_research_noise", False),
-            not_protected=self._public,
         )
         with self._in_words_of_frames():
             return PricedBudget(draft(self, issuer))

@@ -8,13 +8,14 @@ import textwrap
 from collections.abc import Iterable
 from datetime import timedelta
 from pathlib import Path
-from typing import TypedDict, Unpack
+from types import ModuleType
+from typing import TYPE_CHECKING, TypedDict, Unpack
 
 import click
 
 from calibrate.compose import compose, compose_beforehand
 from calibrate.errors import InvalidInput
-from calibrate.manifest.document import BudgetDocument, LedgerBinding
+from calibrate.manifest.document import BudgetDocument, LedgerBinding, plan_digest
 from calibrate.manifest.draft import Issuer
 from calibrate.manifest.issue import (
     BudgetDraft,
@@ -29,6 +30,7 @@ from calibrate.manifest.issue import (
 from calibrate.manifest.keys import load_private
 from calibrate.manifest.mechanism import instant_to_text
 from calibrate.manifest.show import changes, meaning_of, plain_words, protected_text, render
+from calibrate.manifest.strict_json import digest_of_bytes
 from calibrate.manifest.verify import authenticate, read_unverified
 from calibrate.meaning import Meaning
 from calibrate.privacy_unit import EpsilonDelta
@@ -38,9 +40,12 @@ from privfair.cli.options import FILE, asked
 from privfair.cli.output import answer, print_json, print_wrapped
 from privfair.cli.verify import manifest_command
 from privfair.durable import read_named, write_named
-from privfair.ledger import Ledger, LedgerAccess
+from privfair.ledger import Ledger, LedgerAccess, LedgerStatus
 from privfair.ledger.entries import claimant_here
-from privfair.plan.plan import Plan
+from privfair.plan.plan import Plan, Promise, Unprotected
+
+if TYPE_CHECKING:
+    from privfair.api.draft import Compared
 
 
 @click.group("budget", cls=Subcommands, short_help="request, sign, show")
@@ -103,6 +108,13 @@ def _named_size(text: str) -> tuple[str, int]:
     return name.strip(), int(size)
 
 
+def drafting() -> ModuleType:
+    """The module that writes budgets; it loads the engine."""
+    from privfair.api import draft
+
+    return draft
+
+
 def _draft(
     file: Plan,
     issuer: Issuer,
@@ -111,15 +123,13 @@ def _draft(
     as_printed: bool = False,
     no_privacy: str | None = None,
 ) -> BudgetDraft:
-    """The budget of a plan, priced twice; loads the engine."""
-    from privfair.api.draft import Unprotected, draft
-
+    """The budget of a plan, priced twice."""
     if as_printed and no_privacy is not None:
         raise click.UsageError("--as-printed and --no-privacy exclude each other")
-    if no_privacy is not None:
-        return draft(file, issuer, Unprotected(no_privacy))
-    target = None if epsilon is None and delta is None else file.target(epsilon, delta)
-    return draft(file, issuer, "as-printed" if as_printed else "calibrated", target)
+    promise: Promise = "as-printed" if as_printed else "calibrated" if no_privacy is None else Unprotected(no_privacy)
+    unset = no_privacy is not None or (epsilon is None and delta is None)
+    drafted: BudgetDraft = drafting().draft(file, issuer, promise, None if unset else file.target(epsilon, delta))
+    return drafted
 
 
 _since = click.option("--since", type=FILE, help="Earlier request or budget, to show what changed since.")
@@ -198,18 +208,19 @@ _key = configured(
 @_key
 @click.option("--decline", metavar="REASON", help="Decline the request, with this reason, instead of signing.")
 @_since
+@configured("ledger", "--ledger", metavar="PATH|ID", hidden=True, help="The ledger for which is signed.")
 @click.option("--yes", is_flag=True, help="Do not ask before signing; needed where there is no terminal.")
 @click.option(
     "--out", type=FILE, help="Answer [default: NAME-signed.json or NAME-declined.json; for a budget, the file itself]."
 )
 def sign_command(
-    file: Path, key_path: Path, out: Path | None, since: Path | None, decline: str | None, yes: bool
+    file: Path, key_path: Path, out: Path | None, since: Path | None, decline: str | None, ledger: str | None, yes: bool
 ) -> None:
     """Show FILE in plain words and sign it, or decline it with a reason.
 
     FILE is a request, a PLAN (requested and signed in one go), or a budget that needs one more signature. The budget
-    is priced again by two accountants on this machine before it is signed. Texts and the names of silos are the
-    engineer's.
+    is drafted again from its plan and priced by two accountants on this machine: what differs from the draft is
+    refused, and what nothing here confirms is listed. Data, schema and code are looked for next to FILE.
 
     \b
     Examples:
@@ -222,24 +233,34 @@ def sign_command(
             raise click.UsageError("--decline answers a request; a budget that is signed already is revoked by its key")
         document = read_unverified(content).document
         changed = None if since is None else changes_since(since, document)
+        compared = _compared(document, plan_next_to(file, document), file, ledger)
         if not asked().as_json:
             _show_document(document, since, changed)
+            print_lines(compared.lines)
         _confirm(yes)
         added = _added(file, key_path, out)
-        answer({"kind": "budget", **added, "changes": changed}, _added_text(added))
+        answer({"kind": "budget", **added, "changes": changed, "compared": compared.lines}, _added_text(added))
         return
     kind = "plan" if file.suffix == ".toml" else "request"
     if kind == "plan":
-        content = request_bytes(_draft(Plan.read(file), issuer_from_flags()), _user(), content)
+        issuer = issuer_from_flags(ledgers=() if ledger is None else (ledger,))
+        content = request_bytes(_draft(Plan.read(file), issuer), _user(), content)
     request = read_request(content)
     changed = None if since is None else changes_since(since, request.document)
     if not asked().as_json:
         print_lines((f"{request.asked_by} asked at {instant_to_text(request.asked_at)} for:",))
         _show_document(request.document, since, changed)
-    if decline is None:
-        _confirm(yes)
     key = load_private(key_path, ask_password)
-    reply = sign_request(request, key) if decline is None else decline_request(request, decline, key)
+    lines: tuple[str, ...] = ()
+    if decline is None:
+        compared = _compared(request.document, request.plan, file, ledger)
+        lines = compared.lines
+        if not asked().as_json:
+            print_lines(lines)
+        _confirm(yes)
+        reply = sign_request(request, key, compared.drafted)
+    else:
+        reply = decline_request(request, decline, key)
     target = out or answer_path(file.with_suffix(".json"), signed=decline is None)
     write_named(target, reply)
     if asked().as_json:
@@ -251,11 +272,37 @@ def sign_command(
                 "file": str(target),
                 "signed_by": key.key_id,
                 "changes": changed,
+                "compared": lines,
             }
         )
         return
     word = "Signed" if decline is None else "Declined"
     print_lines((f"{word} with key {key.key_id}: return {target} to {request.asked_by}.",))
+
+
+def _compared(document: BudgetDocument, plan: str | None, file: Path, ledger: str | None) -> Compared:
+    """The budget drafted again on this machine."""
+    known: LedgerStatus | str | None = ledger
+    if ledger is not None and not re.fullmatch(r"[0-9a-f]{64}", ledger):
+        with Ledger.open(ledger, access=LedgerAccess.READ) as books:
+            known = books.status()
+    found: Compared = drafting().compare(document, plan, file.parent, known)
+    return found
+
+
+def plan_next_to(file: Path, document: BudgetDocument) -> str | None:
+    """The text of the plan file next to `file` that a signed budget is for; None for a budget of parameters alone.
+
+    Refused where there is none, because nothing then shows what the budget follows from.
+    """
+    if document.config_digest == plan_digest(document.algorithm, document.parameters):
+        return None
+    for path in sorted(file.parent.glob("*.toml")):
+        content = path.read_bytes()
+        if digest_of_bytes(content) == document.config_digest:
+            return content.decode()
+    rule = f"is for the plan {document.config_digest[:12]}, which is not next to it"
+    raise InvalidInput("FILE", str(file), rule, "put plan, schema and code in its folder, then sign it")
 
 
 def _confirm(yes: bool) -> None:

@@ -16,6 +16,7 @@ import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -25,6 +26,7 @@ from calibrate.errors import UnsupportedCombination, count
 from calibrate.manifest import strict_json
 from calibrate.manifest.strict_json import Json
 from calibrate.privacy_unit import PrivacyUnit, Protected, Relation
+from privfair.plan.data import AttributesInFiles, BenchmarkSource, DataPlan, FileSource, PluginSource, SiteSource
 
 if TYPE_CHECKING:
     from privfair.data.dataset import Dataset
@@ -271,3 +273,60 @@ class RecordHash:
     def one_of(self, data: Dataset, seed: int, purpose: str, choices: int) -> NDArray[np.int64]:
         """A number of each record's own, uniform on 0 .. choices - 1 up to 2^-64 times `choices`."""
         return (self.words(data, seed, purpose) % np.uint64(choices)).astype(np.int64)
+
+
+# What a manifest says is not protected about the data, from the plan and public facts alone.
+
+
+def data_here(plan: DataPlan) -> bool:
+    """Whether the files that the plan names, or the schema of files that stay at their sites, are on this machine."""
+    files: list[Path] = []
+    match plan.source:
+        case SiteSource(schema=schema):
+            files = [schema]
+        case FileSource(files=own, schema=schema, test_files=test_files):
+            files = [*own, schema, *test_files]
+        case BenchmarkSource(path=Path() as path) | PluginSource(path=Path() as path):
+            files = [path]
+    if isinstance(plan.attributes, AttributesInFiles):
+        files += plan.attributes.files
+    return all(path.exists() for path in files)
+
+
+def known_of_plan(plan: DataPlan, unit: PrivacyUnit, parties: int) -> tuple[str, ...]:
+    """What `TrainingData.not_protected` gives for a plan whose data are elsewhere, with this number of parties."""
+    apart = known_of_silos(unit, parties, apart=plan.attributes is not None)
+    if isinstance(plan.source, SiteSource):
+        return apart
+    separate: bool | None = isinstance(plan.source, FileSource) and bool(plan.source.test_files)
+    if plan.test_fraction == 0 and not separate:
+        separate = None
+    return (*known_of_tests(separate, plan.treated_as_public), *apart)
+
+
+def known_of_tests(separate: bool | None, treated_as_public: tuple[str, ...]) -> tuple[str, ...]:
+    """What test records reveal, in `separate` files or held out (None: there are none), and what frames do."""
+    held_out = "Records in the test files" if separate else "Records held out of the files"
+    measured = f"{held_out} for measuring: exact metrics on them are written; a threshold may be chosen by them."
+    public = f"Treated as public, though read off the records: {', '.join(treated_as_public)}."
+    return (*(() if separate is None else (measured,)), *((public,) if treated_as_public else ()))
+
+
+def known_of_silos(unit: PrivacyUnit, parties: int, *, apart: bool) -> tuple[str, ...]:
+    """What is known of `parties` silos under a promise to `unit`, for the manifest: one entry per fact.
+
+    `apart` says whether attributes are held by others than the records.
+    """
+    handed = (
+        "Which records have their attribute in which sensitive silo; features, classes and drawn batches of these"
+        " records, which their holders hand to it."
+    )
+    who = "records" if unit.protected is Protected.ATTRIBUTE else f"{unit.protected.value}s"
+    sizes = "at least" if unit.relation is Relation.ADD_REMOVE else "exactly"
+    public_silo = "Which silo a record belongs to, and which names the silos have."
+    return (
+        *((handed,) if apart else ()),
+        f"That each silo has {sizes} the signed number of {who}.",
+        "Whether the files pass the checks made before training: a refusal is seen by whoever starts it.",
+        *((public_silo,) if parties > 1 else ()),
+    )

@@ -48,7 +48,7 @@ from privfair.data.partition import (
 )
 from privfair.data.schema import NonPrivateStandardisation, Schema
 from privfair.data.schema_toml import OwnFormat, load_schema
-from privfair.data.stability import NothingPromised, RecordHash, Stability
+from privfair.data.stability import NothingPromised, RecordHash, Stability, known_of_silos, known_of_tests
 from privfair.federation.coordinator import PublicFacts
 from privfair.plan.data import (
     AttributesAtSites,
@@ -93,6 +93,8 @@ class TrainingData:
     """A public lower bound of each party's units."""
     shared_with_test: str | None = None
     """Why the test files are not apart from the training files; None if they are."""
+    treated_as_public: tuple[str, ...] = ()
+    """As the plan has it."""
 
     @property
     def binding(self) -> DataBinding:
@@ -129,14 +131,9 @@ class TrainingData:
 
     def not_protected(self, unit: PrivacyUnit) -> tuple[str, ...]:
         """What is known of the data in addition to the noise, for the manifest: one entry per fact."""
-        held_out = (
-            "Records in the test files"
-            if stability.SEPARATE_TEST_FILES in self.steps
-            else "Records held out of the files"
-        )
-        measured = f"{held_out} for measuring: exact metrics on them are written; a threshold may be chosen by them."
+        separate = None if self.test is None else stability.SEPARATE_TEST_FILES in self.steps
         known = known_of_silos(unit, len(self.parties), apart=self.apart is not None)
-        return (*(() if self.test is None else (measured,)), *known)
+        return (*known_of_tests(separate, self.treated_as_public), *known)
 
     @property
     def feature_shape(self) -> tuple[int, ...]:
@@ -238,6 +235,7 @@ def load_training_data(plan: DataPlan, *, central: bool = False, unit: PrivacyUn
         layout=FileLayout() if own is None else own.layouts.usual,
         steps=(stability.READ, *train[0].data.steps, *_encoding_steps(own), *steps, stability.BATCHES),
         at_least=plan.at_least,
+        treated_as_public=plan.treated_as_public,
         shared_with_test=_shared_with_test(plan, train, test),
     )
     if train[0].data.unscaled_features:
@@ -257,26 +255,6 @@ def _at_one_party(loaded: TrainingData) -> TrainingData:
     silos = loaded.parties
     clients = tuple(zip(silos.names, silos.sizes, strict=True))
     return replace(loaded, parties=Silos((Silo(CENTRAL, silos.pooled()),)), clients=clients)
-
-
-def known_of_silos(unit: PrivacyUnit, parties: int, *, apart: bool) -> tuple[str, ...]:
-    """What is known of `parties` silos under a promise to `unit`, for the manifest: one entry per fact.
-
-    `apart` says whether attributes are held by others than the records.
-    """
-    handed = (
-        "Which records have their attribute in which sensitive silo; features, classes and drawn batches of these"
-        " records, which their holders hand to it."
-    )
-    who = "records" if unit.protected is Protected.ATTRIBUTE else f"{unit.protected.value}s"
-    sizes = "at least" if unit.relation is Relation.ADD_REMOVE else "exactly"
-    public_silo = "Which silo a record belongs to, and which names the silos have."
-    return (
-        *((handed,) if apart else ()),
-        f"That each silo has {sizes} the signed number of {who}.",
-        "Whether the files pass the checks made before training: a refusal is seen by whoever starts it.",
-        *((public_silo,) if parties > 1 else ()),
-    )
 
 
 # Files that stay at their own sites: what a plan says of them in public, and what one site loads from its files.

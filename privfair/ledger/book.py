@@ -89,6 +89,11 @@ class Book:
     def head(self) -> Head:
         return Head(len(self.hashes) - 1, self.hashes[-1])
 
+    @property
+    def datasets(self) -> set[str]:
+        """The data sets that have a limit or a claim."""
+        return {name for name, _ in self.budgets} | {one.claim.dataset for one in self.accounts.values()}
+
     def contains(self, head: Head) -> bool:
         """Whether `head` was the end of this very chain at some time."""
         return head.seq < len(self.hashes) and self.hashes[head.seq] == head.hash

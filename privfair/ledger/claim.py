@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from enum import Enum
 from functools import partial
 
 from calibrate.compose import ODOMETER_DELTA, BudgetFilter, Spent, exact, odometer, rounded_up
 from calibrate.errors import count
+from calibrate.manifest.document import BudgetDocument, seen_as
 from calibrate.manifest.show import describe_unit
 from calibrate.privacy_unit import PrivacyUnit
 from privfair.ledger.book import Account, Book, basic_total, not_charged, released_before, short
@@ -21,9 +23,11 @@ from privfair.ledger.entries import (
     ClaimToken,
     Closed,
     Head,
+    Refusal,
     Release,
     Released,
     RoundNotHeld,
+    WrongLedger,
     digest_text,
     label,
     undeclared_dataset,
@@ -265,6 +269,51 @@ class LedgerStatus:
     anchor: AnchorState
     manifests: tuple[ManifestStatus, ...]
     budgets: tuple[DataBudgetStatus, ...]
+
+    @property
+    def datasets(self) -> tuple[str, ...]:
+        """The data sets that the ledger knows, by a limit or a claim."""
+        return tuple(dict.fromkeys(one.dataset for one in self.budgets))
+
+    def compare(self, document: BudgetDocument) -> tuple[str, ...]:
+        """Sentences about what the ledger knows of a document's data set.
+
+        Refused if the document is bound to another ledger or to none, or if its data set looks like another one.
+        """
+        require_bound(document, self.ledger)
+        if document.dataset is None:
+            return ("No data set is declared: with other silos or sizes the ledger starts another total.",)
+        document.dataset.require_safe()
+        known, name = self.datasets, document.dataset.label
+        require_no_double(_TO_SIGN, name, known)
+        if name in known:
+            return (f"The ledger knows the data set {name}: this budget is added to its total.",)
+        near = get_close_matches(seen_as(name), [seen_as(one) for one in known], n=1, cutoff=0)
+        nearest = next((one for one in known if [seen_as(one)] == near), None)
+        compared = "it knows none" if nearest is None else f"of the {len(known)} it knows, {nearest} is the nearest"
+        return (f"NEW DATA SET for your ledger, with a separate total: {name} ({compared}).",)
+
+
+_TO_SIGN = "to sign this budget"
+
+
+def require_bound(document: BudgetDocument, ledger: str) -> None:
+    """Refuse a document that may not be claimed in the ledger of this id, or may be claimed in any."""
+    bound = [one.ledger for one in document.ledgers]
+    if ledger not in bound:
+        named = " and ".join(one[:16] for one in bound) or "no ledger, so that any ledger would take it"
+        rule = f"it is bound to {named}, and yours is {ledger[:16]}"
+        raise WrongLedger(_TO_SIGN, rule, "have it requested with `--ledger` and the id of your ledger")
+
+
+def require_no_double(subject: str, name: str, known: Iterable[str]) -> None:
+    """Refuse a new data set whose name a reader could take for a known one: its totals would be kept apart."""
+    if name in known:
+        return
+    double = next((one for one in known if seen_as(one) == seen_as(name)), None)
+    if double is not None:
+        rule = f"the data set {name!a} looks like {double!a}, which the ledger knows"
+        raise Refusal(subject, rule, "use the known name for the same data, or a plainly different one")
 
 
 def describe(location: str, book: Book, anchor: AnchorState) -> LedgerStatus:

@@ -17,7 +17,7 @@ from calibrate.manifest.trust import TrustSeen
 from calibrate.privacy_unit import PrivacyUnit
 from privfair.durable import write_new_file
 from privfair.ledger.book import Book
-from privfair.ledger.claim import Claim, LedgerStatus, ManifestStatus, describe, describe_manifest
+from privfair.ledger.claim import Claim, LedgerStatus, ManifestStatus, describe, describe_manifest, require_no_double
 from privfair.ledger.entries import (
     BudgetSet,
     Claimed,
@@ -252,8 +252,13 @@ class Ledger:
             token=token.digest,
             curve=None if terms.curve is None else ClaimedCurve.of(terms.curve),
         )
+
+        def first(book: Book) -> tuple[Draft]:
+            require_no_double("to claim", terms.dataset, book.datasets)
+            return (draft,)
+
         with self._journal.lock:
-            book = self._journal.append(lambda book: (draft,))
+            book = self._journal.append(first)
             return Claim(self._journal, token, book.ledger, book.account(terms.manifest_digest))
 
     def resume(self, token: ClaimToken, claimant: str | None = None) -> Claim:
@@ -330,7 +335,12 @@ class Ledger:
             delta=float(delta),
             filter=filter_by,
         )
-        self._journal.append(lambda book: (draft,))
+
+        def limit(book: Book) -> tuple[Draft]:
+            require_no_double("to set a limit", dataset, book.datasets)
+            return (draft,)
+
+        self._journal.append(limit)
 
     def abandon(self, manifest_digest: str, why: str) -> ManifestStatus:
         """Give a run up: its claim is over, its rounds stay spent, and `why` stays on record.

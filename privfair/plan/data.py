@@ -17,6 +17,7 @@
     # id-column = "patient"              # by record: decided by this kept column, not by features and class
     at-least = 5000                      # units that each silo has for sure, where units can be added or removed;
                                          #   or a table [data.at-least] with a number for each silo
+    # treated-as-public = ["classes"]    # taken from the records: the budget names it among what is not protected
 
     [data.partition]                     # left out: files are silos, a benchmark is one silo
     kind = "heterogeneous"               # equal | heterogeneous | dirichlet | by-column | pooled
@@ -344,6 +345,8 @@ class _Keys:
     id_column: str | None = None
     at_least: int | Mapping[str, int] | None = None
     """A public lower bound of each silo's units, for all silos or by name."""
+    treated_as_public: tuple[str, ...] = ()
+    """What was taken from the records, such as classes of a frame; the budget names it as not protected."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -400,6 +403,7 @@ class DataPlan(_Keys):
             ("[data.attributes] silos or files", not at_sites, "would be read in one place; name registries"),
             ("[data.unfair]", self.unfair is not None, "is for images"),
             ("[data] at-least", sized, "is said by the sizes in [data.silos]"),
+            ("[data] treated-as-public", bool(self.treated_as_public), "is for frames of one process"),
             ("[data] split", self.split is not None, "means nothing: no record is held out at a site"),
         ):
             if given:
@@ -450,7 +454,9 @@ def read_data_plan(section: Mapping[str, Any], folder: Path) -> DataPlan:
 
 def _identity(table: Mapping[str, Any]) -> DataIdentity:
     with in_our_words("[data.identity]"):
-        return DataIdentity.model_validate(dict(table))
+        found = DataIdentity.model_validate(dict(table))
+    found.require_safe()
+    return found
 
 
 def _partition(table: Mapping[str, Any], source: DataSource) -> Partition | Pooled:

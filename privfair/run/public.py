@@ -194,6 +194,9 @@ def read_signed_plan(path: Path, envelope: bytes, trust: TrustFile, *, searching
     if given != signed:
         raise Step.PLAN.refuse(f"the budget is for the plan {signed[:12]}, not for {given[:12]}")
     plan = training_plan(Plan.parse(content, path))
+    if plan.data.identity != authentic.document.dataset:
+        named = (one and one.label for one in (authentic.document.dataset, plan.data.identity))
+        raise Step.DATA.refuse("the budget is for the data set {!a}, the plan names {!a}".format(*named))
     if not searching:
         refuse_search(plan)
     return PublicRun(plan, envelope, authentic)

@@ -11,19 +11,21 @@ from typing import Any
 
 from calibrate.manifest.document import DataIdentity, LedgerBinding
 from calibrate.manifest.draft import BudgetSubject, Issuer, draft_document
-from calibrate.manifest.issue import issue, request_bytes
+from calibrate.manifest.issue import BudgetDraft, issue, request_bytes
 from calibrate.manifest.keys import SigningKey, generate
 from calibrate.manifest.trust import TrustFile
 from calibrate.manifest.verify import IntendedRun, authenticate, read_unverified, verify
 from calibrate.plans.gaussian import GaussianPlan
 from calibrate.privacy_unit import EpsilonDelta, PrivacyUnit, Protected, Relation
+from privfair.api.draft import draft
 from privfair.integrations.desk.access import DeskSecrets
 from privfair.integrations.desk.app import Desk, DeskPapers
+from privfair.plan.plan import Plan
 from privfair.run.folder import RunFolder
 from privfair.run.prepare import claim_terms
 from privfair.run.record import ChainHead, ChargedRounds, ClaimEntry, Receipts, RunRecord, Status
 from tests.privfair.ledgers import open_ledger
-from tests.privfair.small_runs import trusting
+from tests.privfair.small_runs import trusting, write_silos
 
 ATTACK = "<img src=x onerror=alert(1)><script>alert(2)</script>{{ 7*7 }}\"'`"
 """Markup, a template expression and every kind of quote, for each text that a stranger can write."""
@@ -70,12 +72,49 @@ def make_world(folder: Path, port: int = PORT) -> World:
         _write_run(runs / f"run-{number}", envelope, number, trusting(key))
         if number == 1:  # a manifest that grants something else than the request beside it
             (inbox / "first-signed.json").write_bytes(envelope)
+    status = ledger.status()
     ledger.close()
-    (inbox / "first.json").write_bytes(request_bytes(priced(2.0, "the first"), "Eng"))
-    (inbox / "second.json").write_bytes(request_bytes(priced(2.5, ATTACK), ATTACK))
+    bound = (LedgerBinding(ledger=status.ledger),)
+    last = draft_for(folder, 2.0, Issuer(ledgers=bound, lifetime=timedelta(days=30), why="the last one"))
+    (inbox / "last-signed.json").write_bytes(issue(last, key))
+    for name, epsilon, why, by in (("first", 2.0, "the first", "Eng"), ("second", 2.5, ATTACK, ATTACK)):
+        drafted = draft_for(folder, epsilon, Issuer(ledgers=bound, lifetime=timedelta(days=30), why=why))
+        (inbox / f"{name}.json").write_bytes(request_bytes(drafted, by, plan_text(epsilon).encode()))
     (inbox / "broken <b>.json").write_bytes(b'{"a": 1}')
     papers = DeskPapers(str(folder / "ledger.db"), inbox, (runs,), key, trusting(key))
     return World(folder, papers, DeskSecrets(port), key)
+
+
+def plan_text(epsilon: float) -> str:
+    """A plan on data that are not on the desk."""
+    return f"""algorithm = "gaussian"
+[target]
+epsilon = {epsilon}
+delta = 1e-5
+[privacy]
+sampling-rate = 0.2
+rounds = 3
+clip = 1.0
+[data]
+files = ["north.csv"]
+schema = "schema.toml"
+at-least = 100
+[data.identity]
+name = "readmissions"
+custodian = "North Hospital"
+version = "2026"
+[training]
+learning-rate = 1.0
+"""
+
+
+def draft_for(folder: Path, epsilon: float, issuer: Issuer) -> BudgetDraft:
+    """The budget for `plan_text`, drafted where the data are."""
+    site = folder / "engineer"
+    if not site.exists():
+        site.mkdir()
+        write_silos(site)
+    return draft(Plan.parse(plan_text(epsilon).encode(), site / "plan.toml"), issuer)
 
 
 def copy_world(world: World, folder: Path, signs: bool = True, port: int = PORT) -> World:

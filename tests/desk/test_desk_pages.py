@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from base64 import b64encode
 from collections.abc import Iterator
 from html import escape
 from html.parser import HTMLParser
@@ -14,7 +16,9 @@ from starlette.testclient import TestClient
 
 from calibrate.choose import QUESTIONS, Fair, Need, Observer, choose
 from calibrate.errors import UnsupportedCombination
-from calibrate.manifest.issue import read_declined, read_request
+from calibrate.manifest.issue import issue, read_declined, read_request
+from calibrate.manifest.keys import generate
+from calibrate.manifest.strict_json import canonical
 from calibrate.manifest.verify import authenticate, read_unverified
 from calibrate.privacy_unit import Protected
 from privfair.integrations.desk import planner
@@ -323,3 +327,42 @@ def test_a_damaged_ledger_is_said_and_not_shown(world: World, tmp_path: Path) ->
     refused = client.get("/ledger")
     assert refused.status_code in (400, 409)
     assert "This is not possible" in refused.text
+
+
+def test_what_no_known_key_signed_is_marked_where_it_is_shown(world: World, tmp_path: Path) -> None:
+    """A file with random bytes as its signature is no answer, and no earlier budget either."""
+    world = copy_world(world, tmp_path)
+    inbox, client = world.papers.inbox, _client(world)
+    client.get(f"/enter?token={world.access.token}")
+    last = json.loads((inbox / "last-signed.json").read_bytes())
+    asked = read_request((inbox / "second.json").read_bytes())
+    forged = json.loads(issue(asked.document, generate()))
+    forged["signatures"][0] |= {"keyid": world.key.key_id, "sig": b64encode(bytes(64)).decode()}
+    (inbox / "second-signed.json").write_text(json.dumps(forged))
+    page = client.get("/requests/second.json").text
+    assert "protects less" in page, "the earlier budget is the signed one"
+    assert "UNVERIFIED: no key that you trust signed <code>second-signed.json</code>" in page
+    assert "Sign this budget" in page
+    (inbox / "last-signed.json").write_text(json.dumps(last | {"signatures": forged["signatures"]}))
+    page = client.get("/requests/second.json").text
+    assert "protects less" not in page
+    assert "UNVERIFIED: no key that you trust signed the earlier budget" in page
+    run = json.loads((world.papers.runs[0] / "run-1" / "budget.json").read_bytes())
+    assert "UNVERIFIED" not in client.get("/runs").text
+    (world.papers.runs[0] / "run-1" / "budget.json").write_text(json.dumps(run | {"signatures": forged["signatures"]}))
+    assert "UNVERIFIED: epsilon 2" in client.get("/runs").text
+    assert "(not signed)" in client.get("/runs").text
+
+
+def test_a_request_that_does_not_follow_from_its_plan_is_not_signed_on_the_desk(world: World, tmp_path: Path) -> None:
+    world = copy_world(world, tmp_path)
+    client = _client(world)
+    client.get(f"/enter?token={world.access.token}")
+    path = world.papers.inbox / "second.json"
+    fields = json.loads(path.read_bytes())
+    fields["document"]["guarantee"]["notProtected"] = ["Nothing."]
+    path.write_bytes(canonical(fields))
+    form = {"csrf": world.access.csrf, "digest": read_request(path.read_bytes()).digest}
+    refused = client.post("/requests/second.json/sign", data=form)
+    assert (refused.status_code, "follows from the plan" in refused.text) == (409, True)
+    assert not (world.papers.inbox / "second-signed.json").exists()

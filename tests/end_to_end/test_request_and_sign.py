@@ -22,6 +22,7 @@ from calibrate.manifest.keys import generate, load_private
 from calibrate.manifest.show import changes, last_before, plain_words
 from calibrate.manifest.strict_json import canonical
 from calibrate.manifest.verify import read_unverified
+from privfair.api.draft import compare
 from tests.end_to_end.command_line import privfair
 from tests.privfair.small_runs import FEDSGD, GAUSSIAN, Desk
 
@@ -135,8 +136,9 @@ def test_an_expired_request_is_not_signed(tmp_path: Path, desk: Desk) -> None:
         update={"issued_at": past, "not_before": past, "not_after": past + timedelta(days=1)}
     )
     old = request.model_copy(update={"document": request.document.model_copy(update={"validity": window})})
+    drafted = compare(old.document, old.plan, tmp_path, None).drafted
     with pytest.raises(ManifestRefused, match="expired"):
-        sign_request(old, load_private(desk.key))
+        sign_request(old, load_private(desk.key), drafted)
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,16 @@ from calibrate.privacy_unit import Protected
 from privfair.integrations.desk import planner
 from privfair.integrations.desk.access import REPORT_POLICY, DeskSecrets, Guarded
 from privfair.integrations.desk.books import open_books
-from privfair.integrations.desk.papers import Runs, decline_letter, drop_letter, open_inbox, open_runs, sign_letter
+from privfair.integrations.desk.papers import (
+    Known,
+    Runs,
+    decline_letter,
+    drafting,
+    drop_letter,
+    open_inbox,
+    open_runs,
+    sign_letter,
+)
 from privfair.integrations.desk.planner import PlannerSetting
 from privfair.ledger.claim import unit_in_words
 from privfair.plan.plan import plan_from_flags
@@ -51,6 +60,11 @@ class DeskPapers:
     runs: tuple[Path, ...] = ()
     key: SigningKey | None = None
     trust: TrustFile | None = None
+
+    @property
+    def known(self) -> Known:
+        """Whose signatures count."""
+        return Known(self.key, self.trust)
 
 
 def _sentences(page: Page) -> Page:
@@ -120,7 +134,7 @@ class Desk:
         return HTMLResponse(self.templates.get_template(template).render(known | dict(shown)), status_code=status)
 
     async def home(self, request: Request) -> Response:
-        inbox = await run_in_threadpool(open_inbox, self.papers.inbox)
+        inbox = await run_in_threadpool(open_inbox, self.papers.inbox, self.papers.known)
         waiting = sum(one.state.value == "waiting" for one in inbox.letters)
         return self.page("home.html.j2", {"papers": self.papers, "waiting": waiting})
 
@@ -162,21 +176,27 @@ class Desk:
 
     def _asked(self, setting: PlannerSetting, why: str, asked_by: str) -> bytes:
         """The request for a setting, bound to this ledger; data are declared by the names and sizes of sites alone."""
-        from privfair.api.draft import draft  # loads the engine, which reading does without
-
         bound = LedgerBinding(ledger=open_books(self.papers.ledger).status.ledger)
         file = plan_from_flags(setting.algorithm.value, None, setting.parameters())
-        drafted = draft(file, Issuer(setting.silos(), (bound,), why=why), target=setting.target())
+        drafted = drafting().draft(file, Issuer(setting.silos(), (bound,), why=why), target=setting.target())
         return request_bytes(drafted, asked_by.strip() or "the planner of this desk")
 
     async def requests(self, request: Request) -> Response:
-        return self.page("requests.html.j2", {"inbox": await run_in_threadpool(open_inbox, self.papers.inbox)})
+        return self.page(
+            "requests.html.j2", {"inbox": await run_in_threadpool(open_inbox, self.papers.inbox, self.papers.known)}
+        )
 
     async def request(self, request: Request) -> Response:
-        inbox = await run_in_threadpool(open_inbox, self.papers.inbox)
+        inbox = await run_in_threadpool(open_inbox, self.papers.inbox, self.papers.known)
         letter = inbox.letter(request.path_params["name"])
         words = plain_words(letter.request.document)
-        return self.page("request.html.j2", {"letter": letter, "words": words, "changes": letter.changes()})
+        known: tuple[str, ...] = ()
+        try:
+            known = (await run_in_threadpool(open_books, self.papers.ledger)).status.compare(letter.request.document)
+        except PrivfairError as refused:
+            known = (f"REFUSED: {refused}.",)
+        shown = {"letter": letter, "words": words, "changes": letter.changes(), "known": known}
+        return self.page("request.html.j2", shown)
 
     async def sign(self, request: Request) -> Response:
         return await self._answer_letter(request, signed=True)
@@ -191,18 +211,18 @@ class Desk:
         key = self.papers.key
         if key is None:
             raise InvalidInput("--key", None, "is needed: this desk is read-only", "start it with --key to sign")
-        inbox = await run_in_threadpool(open_inbox, self.papers.inbox)
+        inbox = await run_in_threadpool(open_inbox, self.papers.inbox, self.papers.known)
         letter = inbox.letter(request.path_params["name"])
         if form.get("digest") != letter.request.digest:
             raise InvalidInput("request", letter.name, "is not the one that you read", "read it again, then answer")
         if signed:
-            await run_in_threadpool(sign_letter, letter, key)
+            await run_in_threadpool(sign_letter, letter, key, open_books(self.papers.ledger).status)
         else:
             await run_in_threadpool(decline_letter, letter, form.get("reason", ""), key)
         return RedirectResponse(f"/requests/{letter.name}", status_code=303)
 
     async def answer(self, request: Request) -> Response:
-        inbox = await run_in_threadpool(open_inbox, self.papers.inbox)
+        inbox = await run_in_threadpool(open_inbox, self.papers.inbox, self.papers.known)
         letter = inbox.letter(request.path_params["name"])
         if letter.state.value == "waiting":
             raise InvalidInput("request", letter.name, "has no answer yet", "sign or decline it first")
@@ -212,7 +232,7 @@ class Desk:
         return self.page("ledger.html.j2", {"books": await run_in_threadpool(open_books, self.papers.ledger)})
 
     async def _runs(self) -> Runs:
-        return await run_in_threadpool(open_runs, self.papers.runs)
+        return await run_in_threadpool(open_runs, self.papers.runs, self.papers.known)
 
     async def runs(self, request: Request) -> Response:
         return self.page("runs.html.j2", {"runs": await self._runs(), "checked": self.papers.trust is not None})

@@ -1,7 +1,7 @@
 """The folders on the desk: an inbox of requests with their answers, and runs with their audits.
 
 Both may come from anybody. Nothing of them is shown as markup and no code of them runs; pages are made from their
-numbers for every request, and say whether the signatures of a budget were checked.
+numbers for every request. What carries no verified signature is marked as unverified where it is shown.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
+from types import ModuleType
 
 from audit.report.page import ReportContent, read_audit, report_content
 from audit.report.results import AuditReport
@@ -25,11 +26,20 @@ from calibrate.manifest.issue import (
     read_request,
     sign_request,
 )
-from calibrate.manifest.keys import SigningKey
+from calibrate.manifest.keys import (
+    BadSignature,
+    BrokenEnvelope,
+    PublicKey,
+    Role,
+    SigningKey,
+    check_signature,
+    open_envelope,
+)
 from calibrate.manifest.show import BudgetChange, changes, last_before, protected_text
 from calibrate.manifest.trust import TrustFile
 from calibrate.manifest.verify import read_unverified
 from privfair.durable import write_named
+from privfair.ledger import LedgerStatus
 from privfair.run.record import ClaimEntry, Receipts, RunRecord
 
 _LARGEST = 2 << 20
@@ -42,6 +52,28 @@ class State(Enum):
 
 
 @dataclass(frozen=True)
+class Known:
+    """Whose signatures count on the desk: its own key's, and those of the trust file."""
+
+    key: SigningKey | None = None
+    trust: TrustFile | None = None
+
+    def signed(self, content: bytes) -> bool:
+        """Whether a known officer or owner signed this envelope with a key that is not revoked."""
+        trusted = () if self.trust is None else self.trust.keys
+        keys = [one.key() for one in trusted if one.role is not Role.AUDITOR and one.revoked is None]
+        return any(_has_signed(content, key) for key in (*keys, *(() if self.key is None else (self.key.public,))))
+
+
+def _has_signed(content: bytes, key: PublicKey) -> bool:
+    try:
+        check_signature(open_envelope(content), key)
+    except (BadSignature, BrokenEnvelope):
+        return False
+    return True
+
+
+@dataclass(frozen=True)
 class Letter:
     """One request in the inbox, with its answer if there is one and the budget that it is compared with."""
 
@@ -50,6 +82,10 @@ class Letter:
     state: State
     declined: Declined | None
     earlier: BudgetDocument | None
+    """The last budget for the same data: a verified one where there is any."""
+    earlier_verified: bool
+    unverified: str | None
+    """The file next to the request that looks like its answer and that no known key signed."""
 
     @property
     def name(self) -> str:
@@ -79,10 +115,10 @@ class Inbox:
         raise InvalidInput("request", name[:80], "is not in the inbox", "open the list of requests again")
 
 
-def open_inbox(folder: Path) -> Inbox:
-    """Read a folder anew; other files than requests and answers are named, never guessed at."""
+def open_inbox(folder: Path, known: Known) -> Inbox:
+    """Read a folder again; other files than requests and answers are named, never guessed at."""
     requests: dict[Path, BudgetRequest] = {}
-    documents: list[BudgetDocument] = []
+    budgets: dict[bool, list[BudgetDocument]] = {True: [], False: []}
     unreadable: list[tuple[str, str]] = []
     for path in sorted(folder.glob("*.json")):
         try:
@@ -90,13 +126,12 @@ def open_inbox(folder: Path) -> Inbox:
             if path.stem.endswith("-declined"):
                 read_declined(content)
             elif b'"payloadType"' in content[:4096] or path.stem.endswith("-signed"):
-                documents.append(read_unverified(content).document)
+                budgets[known.signed(content)].append(read_unverified(content).document)
             else:
                 requests[path] = read_request(content)
-                documents.append(requests[path].document)
         except PrivfairError as broken:
             unreadable.append((path.name, str(broken)))
-    letters = (_letter(path, request, documents) for path, request in requests.items())
+    letters = (_letter(path, request, budgets, known) for path, request in requests.items())
     newest = sorted(letters, key=lambda one: (one.state is State.WAITING, one.request.asked_at), reverse=True)
     return Inbox(tuple(newest), tuple(unreadable))
 
@@ -111,27 +146,41 @@ def _read(path: Path) -> bytes:
         raise InvalidInput("inbox", path.name, f"cannot be read ({error.strerror})", "check its permissions") from error
 
 
-def _letter(path: Path, request: BudgetRequest, documents: list[BudgetDocument]) -> Letter:
-    state, refusal = State.WAITING, None
-    signed, declined = answer_path(path, signed=True), answer_path(path, signed=False)
-    try:
-        if signed.exists() and grants(_read(signed), request):
-            state = State.SIGNED
-        elif declined.exists():
-            refusal = read_declined(_read(declined))
-            state = State.DECLINED if refusal.request == request.digest else State.WAITING
-    except PrivfairError:  # named among the files that could not be read
-        state = State.WAITING
-    return Letter(path, request, state, refusal, last_before(request.document, documents))
+def _letter(path: Path, request: BudgetRequest, budgets: dict[bool, list[BudgetDocument]], known: Known) -> Letter:
+    state, refusal, unverified = State.WAITING, None, None
+    for signed in (True, False):
+        answer = answer_path(path, signed=signed)
+        try:
+            content = _read(answer) if state is State.WAITING and answer.exists() else b""
+            found = read_declined(content) if content and not signed else None
+            if not (grants(content, request) if signed else found is not None and found.request == request.digest):
+                continue
+        except PrivfairError:  # named among the files that could not be read
+            continue
+        if known.signed(content):
+            state, refusal = State.SIGNED if signed else State.DECLINED, found
+        else:
+            unverified = answer.name
+    verified, claimed = (last_before(request.document, budgets[one]) for one in (True, False))
+    return Letter(path, request, state, refusal, verified or claimed, verified is not None, unverified)
 
 
-def sign_letter(letter: Letter, key: SigningKey) -> Path:
-    """Sign a waiting request and put the manifest beside it."""
-    return _answered(letter, sign_request(_waiting(letter), key), signed=True)
+def drafting() -> ModuleType:
+    """The module that writes budgets; it loads the engine, which reading does without."""
+    from privfair.api import draft
+
+    return draft
+
+
+def sign_letter(letter: Letter, key: SigningKey, ledger: LedgerStatus) -> Path:
+    """Sign a waiting request that follows from its plan, and write the manifest next to it."""
+    request = _waiting(letter)
+    compared = drafting().compare(request.document, request.plan, letter.path.parent, ledger)
+    return _answered(letter, sign_request(request, key, compared.drafted), signed=True)
 
 
 def decline_letter(letter: Letter, reason: str, key: SigningKey) -> Path:
-    """Decline a waiting request with a reason and put the refusal beside it."""
+    """Decline a waiting request with a reason and write the refusal next to it."""
     return _answered(letter, decline_request(_waiting(letter), reason, key), signed=False)
 
 
@@ -170,6 +219,8 @@ class RunOnDesk:
     claim: ClaimEntry | None
     """Its ledger's, of a run in one process."""
     audit: AuditReport | None
+    verified: bool
+    """Whether a known key signed the budget."""
 
     @property
     def name(self) -> str:
@@ -179,14 +230,17 @@ class RunOnDesk:
         """What two runs are compared by, in reading order."""
         guarantee, claim = self.document.guarantee, self.claim
         epsilon, delta = getattr(guarantee, "epsilon", None), getattr(guarantee, "delta", None)
+        mark = "" if self.verified else "UNVERIFIED: "
         facts = {
             "algorithm": self.document.algorithm,
             "protected": protected_text(guarantee),
-            "promise": "none" if epsilon is None else f"epsilon {epsilon:g} at delta {delta:g}",
+            "promise": mark + ("none" if epsilon is None else f"epsilon {epsilon:g} at delta {delta:g}"),
             "purpose": self.document.justification,
             "status": self.record.status.value,
             "rounds charged": f"{self.record.rounds.charged} of {self.document.rounds}",
-            "audit": "not audited" if self.audit is None else f"{self.audit.verdict.value}: {self.audit.why}",
+            "audit": "not audited"
+            if self.audit is None
+            else f"{self.audit.verdict.value} (not signed): {self.audit.why}",
             "claimed": "no receipt" if claim is None else f"{claim.at} by {claim.by}",
             "budget": self.digest,
         }
@@ -212,7 +266,7 @@ class Runs:
         raise InvalidInput("run", name[:80], "is not among the runs", "open the list of runs again")
 
 
-def open_runs(folders: Iterable[Path]) -> Runs:
+def open_runs(folders: Iterable[Path], known: Known) -> Runs:
     """The runs directly inside these folders, in the order of their names."""
     found: dict[str, RunOnDesk] = {}
     unreadable: list[tuple[str, str]] = []
@@ -221,17 +275,20 @@ def open_runs(folders: Iterable[Path]) -> Runs:
             if path.is_symlink() or not (path / "budget.json").is_file() or not (path / "run.json").is_file():
                 continue
             try:
-                found.setdefault(path.name, _run(path))
+                found.setdefault(path.name, _run(path, known))
             except PrivfairError as broken:
                 unreadable.append((path.name, str(broken)))
     return Runs(tuple(found.values()), tuple(unreadable))
 
 
-def _run(path: Path) -> RunOnDesk:
-    manifest = read_unverified((path / "budget.json").read_bytes())
+def _run(path: Path, known: Known) -> RunOnDesk:
+    envelope = _read(path / "budget.json")
+    manifest, verified = read_unverified(envelope), known.signed(envelope)
     record, receipts = RunRecord.read(path / "run.json"), path / "receipts.json"
     claim = Receipts.read(receipts).claim if receipts.exists() and not record.engine else None
-    return RunOnDesk(path, manifest.digest, manifest.document, record, claim, _audit_of(path, manifest.digest))
+    return RunOnDesk(
+        path, manifest.digest, manifest.document, record, claim, _audit_of(path, manifest.digest), verified
+    )
 
 
 def _audit_of(path: Path, digest: str) -> AuditReport | None:
