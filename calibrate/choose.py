@@ -190,6 +190,12 @@ _FPFL = Choice(
 )
 
 
+def choice_of(algorithm: str) -> Choice | None:
+    """What a plan of this algorithm starts from; None where it has to say all of it."""
+    choices = (_PAY_ONCE, _FAIR_PLUGIN, _GAUSSIAN, _FEDFDP, _FPFL)
+    return next((choice for choice in choices if choice.algorithm == algorithm), None)
+
+
 def choose(need: Need) -> Choice:
     """The algorithm for a need; refused with the way out where none of ours covers it."""
     match need.protect, need.fair:

@@ -82,8 +82,9 @@ def _neighbours(tables: list[Table], unit: PrivacyUnit, schema: Schema, users: s
                 new = [rows[place - 1]]
             case Relation.REPLACE_ATTRIBUTE:
                 assert schema.sensitive is not None
-                column = names.index(schema.sensitive.name)
-                row[column] = next(group for group in schema.sensitive.values or () if group != row[column].strip())
+                changed = (*schema.sensitive.parts, schema.sensitive)[0]
+                column = names.index(changed.name)
+                row[column] = next(group for group in changed.values or () if group != row[column].strip())
                 new = [row]
         yield [[header, *rows[:place], *new, *rows[place + 1 :]], *tables[1:]]
 

@@ -278,13 +278,13 @@ def _show_budget(budget: CertifiedBudget, explain: bool, plot: Path | None, out:
     if asked().as_json:
         print_json(document | written)
         return
-    _calibrate_show(budget)
+    show_noise(budget)
     if alternatives:
         print_rich("", _explanation_table(alternatives))
     print_wrapped(*(f"{name} written to {path}" for name, path in written.items()))
 
 
-def _calibrate_show(budget: CertifiedBudget) -> None:
+def show_noise(budget: CertifiedBudget) -> None:
     """What is protected first, then each value's noise and what it costs; assumptions only with -v."""
     target, certified, plan = budget.target, budget.certified, budget.plan
     protection = Protection(plan.unit, target)
@@ -294,7 +294,7 @@ def _calibrate_show(budget: CertifiedBudget) -> None:
         f"{plan.algorithm.value}: epsilon {target.epsilon:g} at delta {target.delta:g}, {plan.rounds} rounds, one "
         f"{plan.unit.protected.value} ({plan.unit.relation.value})",
     )
-    rows: list[tuple[str, ...]] = [("value", "published", "sensitivity", "multiplier", "sigma")]
+    rows: list[tuple[str, ...]] = [("value", "published", "bound", "multiplier", "sigma")]
     for value in budget.values:
         if isinstance(value, RandomizedValue):
             rows.append((value.name, "once", "1", "", f"keep {value.keep_probability:.7g}"))
@@ -305,7 +305,8 @@ def _calibrate_show(budget: CertifiedBudget) -> None:
     print_wrapped(*(f"  {line}" for line in table_lines(rows)))
     closing = f"certified epsilon {epsilon_text(certified.lower, certified.upper)} (by {budget.first.accountant_name})"
     if budget.optimality_gap is not None:
-        closing += f"; no noise smaller by more than {100 * budget.optimality_gap:.2g}% can keep the promise"
+        smaller = 100 * budget.optimality_gap / (1 + budget.optimality_gap)
+        closing += f"; noise smaller by more than {smaller:.2g}% provably breaks the guarantee"
     print_wrapped(closing)
     if asked().verbose:
         if budget.joint_noise_multiplier is not None:

@@ -3,114 +3,247 @@
 from __future__ import annotations
 
 import json
+import math
+import re
+import resource
 import shlex
 import sys
+import time
 from collections.abc import Callable
-from contextlib import redirect_stderr, redirect_stdout
+from contextlib import redirect_stderr, redirect_stdout, suppress
+from dataclasses import asdict, dataclass, replace
+from enum import Enum
 from functools import partial
 from io import StringIO
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 import click
 
+from audit.runs.evidence import AuditorsManifest
+from audit.runs.rerun import rerun
 from audit.settings import DEFAULTS
 from calibrate.errors import CheckFailed, InvalidInput, PrivfairError, Refused
-from calibrate.meaning import Protection
+from calibrate.manifest.document import BudgetDocument
+from calibrate.manifest.issue import BudgetDraft
 from calibrate.plans import plan_from_mapping
 from privfair.algorithms.registry import recipe_named
 from privfair.api.draft import draft
 from privfair.cli import INTERRUPTED, cli
 from privfair.cli.audit_sensitivity import show_local_sensitivity
+from privfair.cli.calibrate import show_noise
 from privfair.cli.model import quality_lines
 from privfair.cli.options import FILE, FOLDER, asked, threshold_options
 from privfair.cli.output import checks_text, print_json, print_wrapped, progress_bar
 from privfair.data.encode import codes
 from privfair.data.infer import recognise
-from privfair.data.read import RawTable, read_table
+from privfair.data.read import BadData, RawTable, read_table
 from privfair.data.schema import CodedColumn, NumericColumn
 from privfair.data.schema_toml import check_schema
-from privfair.plan.data import FileSource, read_data_plan
+from privfair.federation.coordinator import Position, RunObserver
+from privfair.plan.data import FileSource, SiteSource, read_data_plan
 from privfair.plan.plan import Plan, Unprotected
 from privfair.plan.training import training_plan
+from privfair.run.prepare import prepare_run
 
 T = TypeVar("T")
 
 
-@click.command("check", short_help="all mistakes in a plan, its schema and its files, at once")
+@click.command("check", short_help="list all mistakes in a plan; print the noise it needs")
 @click.argument("plan", type=FILE)
-@click.option("--sensitivity", is_flag=True, help="Show what the units of this data move, beside the worst case.")
-@click.option("--budget", type=FILE, help="With --sensitivity: signed budget of the plan; calibrated now without it.")
+@click.option("--sensitivity", is_flag=True, help="Show what the units of this data move, next to the worst case.")
+@click.option("--budget", type=FILE, help="With --sensitivity: signed budget of the plan [default: calibrated now].")
 @click.option("--rounds", type=click.IntRange(min=1), default=32, hidden=True, help="Number of rounds to rehearse.")
 @click.option("--units", type=click.IntRange(min=1), default=20, hidden=True, help="Number of units to try in a batch.")
 def check_command(plan: Path, sensitivity: bool, budget: Path | None, rounds: int, units: int) -> None:
-    """Read PLAN, its schema and its files, and list everything that is wrong; nothing is signed or spent.
+    """List all mistakes in PLAN, its schema and its files; nothing is signed or spent.
 
-    Exit code 1 if something is wrong. If nothing is, what would be protected and how much noise it takes.
+    Exit code 1 if there is a mistake. Otherwise: who is protected, the noise, and what the run will cost in minutes
+    and memory, measured on a few rounds in a folder that is deleted. -v also prints every setting that PLAN leaves out.
     """
     if sensitivity:
         show_local_sensitivity(plan, budget, rounds, units)
         return
     if budget is not None:
         raise click.UsageError("--budget goes with --sensitivity")
-    found = Mistakes()
-    covered = None
+    found, drafted, cost, records = Mistakes(), None, None, 0
     with progress_bar("checking plan, schema and files"):
         file = found.run(lambda: Plan.read(plan))
         if file is not None:
-            _check_parts(file, found)
+            records = _check_parts(file, found)
             if not found.sentences:
-                covered = found.run(lambda: _calibrate(file))
+                drafted = found.run(lambda: _calibrate(file))
+            if drafted is not None:
+                cost = found.run(lambda: _measure_cost(file, drafted.document))
+    warnings = () if drafted is None else _warnings(drafted.document, records)
     if asked().as_json:
-        print_json({"plan": str(plan), "ok": not found.sentences, "mistakes": found.sentences})
+        more = {} if drafted is None or drafted.certified is None else {"budget": drafted.certified.to_json()}
+        more |= {} if cost is None else {"cost": asdict(cost)}
+        settings = {} if file is None else {"algorithm": file.algorithm, **_settings(file)}
+        print_json(
+            {"plan": str(plan), "ok": not found.sentences, "mistakes": found.sentences, "warnings": list(warnings)}
+            | {"settings": settings}
+            | more
+        )
     elif found.sentences:
         print_wrapped(*(f"- {sentence}" for sentence in found.sentences))
         number = len(found.sentences)
         print_wrapped(f"{number} mistake{'' if number == 1 else 's'} in {plan} and what it names; nothing was signed.")
     else:
-        if covered is not None:
-            print_wrapped(*covered.lines())
+        assert file is not None
+        if drafted is not None and drafted.certified is not None:
+            show_noise(drafted.certified)
+        if asked().verbose:
+            print_wrapped("", f"Settings: algorithm = {file.algorithm}")
+            for section, keys in _settings(file).items():
+                print_wrapped(*(f"  [{section}] {key} = {value}" for key, value in keys.items()))
+        if cost is not None:
+            print_wrapped(f"Cost: about {cost.text} for {cost.rounds} rounds, and {cost.memory_mb:,} MB of memory.")
+        print_wrapped(*(f"WARNING  {text}" for text in warnings))
         print_wrapped(f"{plan}: no mistakes. Next: privfair run {plan}")
     if found.sentences:
         sys.exit(1)
 
 
-class Mistakes:
-    """Sentences about what is wrong, each once, in the order of finding."""
+def _settings(file: Plan) -> dict[str, dict[str, Any]]:
+    """The plan's parameters and training options with every default, as a plan file spells them."""
+    found: dict[str, dict[str, Any]] = {"privacy": dict(file.privacy), "training": dict(file.training)}
+    with suppress(PrivfairError):
+        parameters = plan_from_mapping(file.algorithm, file.privacy).parameters()
+        found["privacy"] = {key.replace("_", "-"): value for key, value in parameters.items() if value is not None}
+    with suppress(PrivfairError):
+        for key, value in vars(training_plan(file).own).items():
+            if value not in (None, ()):
+                plain = value.value if isinstance(value, Enum) else value
+                found["training"].setdefault(key.replace("_", "-"), plain)
+    return found
+
+
+def _warnings(document: BudgetDocument, records: int) -> tuple[str, ...]:
+    """What is allowed and hardly meant: a delta that lets whole records out."""
+    delta, number = getattr(document.guarantee, "delta", 0.0), max(records, sum(s.size for s in document.data.silos))
+    if delta * number <= 1:
+        return ()
+    better = 10.0 ** math.floor(math.log10(0.1 / number))
+    why = "Publishing one record in full would satisfy it"
+    return (f"delta = {delta:g} is larger than 1 / number of records. {why}; write for example delta = {better:g}.",)
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What training will take on this machine, measured on a few rounds of the same code."""
+
+    rounds: int
+    minutes: float
+    memory_mb: int
+
+    @property
+    def text(self) -> str:
+        """The time as people say it."""
+        seconds = max(1, round(60 * self.minutes))
+        return f"{self.minutes:.0f} minutes" if seconds >= 120 else f"{seconds} second{'s' if seconds > 1 else ''}"
+
+
+class _Clock(RunObserver):
+    """Notes when each step ended."""
 
     def __init__(self) -> None:
-        self.sentences: list[str] = []
+        self.times: list[float] = []
+
+    def on_step(self, position: Position[Any]) -> None:
+        self.times.append(time.monotonic())
+
+
+def _measure_cost(file: Plan, document: BudgetDocument) -> Cost | None:
+    """The time of some rounds as an audit runs them again; None where the records are not here or code is not ours."""
+    training = training_plan(file)
+    if isinstance(training.data.source, SiteSource) or file.search is not None or training.own_code():
+        return None
+    rounds, auditor, clock = training.updates(document.rounds), AuditorsManifest(), _Clock()
+    envelope = auditor.envelope(document)
+    run = prepare_run(file.path, envelope, auditor.trust)
+    tried = min(rounds, _TRIED_ROUNDS)
+    seed = training.training.seed
+    rerun(run, auditor, seed=seed, updates=tried, block=tried, observer=clock, envelope=envelope)
+    steps = [after - before for before, after in pairwise(clock.times)]
+    each = sorted(steps)[len(steps) // 2] if steps else 0.0
+    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+    return Cost(rounds, rounds * each / 60, memory)
+
+
+_TRIED_ROUNDS = 6
+"""Rounds that are timed; the first ones may be slower."""
+
+
+class Mistakes:
+    """Sentences about what is wrong, one for each cause, in the order of finding."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, tuple[str, list[str]]] = {}
+
+    @property
+    def sentences(self) -> list[str]:
+        """Each cause with the first place where it is, and how many others there are."""
+        return [
+            sentence + (f" (and {len(places)} more: {', '.join(places)})" if places else "")
+            for sentence, places in self._found.values()
+        ]
+
+    def add(self, sentence: str, cause: str = "", place: str = "") -> None:
+        """Note a sentence; one with the same cause adds its place to the first."""
+        known = self._found.setdefault(cause or sentence, (sentence, []))
+        if known[0] != sentence and place and place not in known[1]:
+            known[1].append(place)
 
     def run(self, step: Callable[[], T]) -> T | None:
-        """What the step gives; None and one sentence more if it raises a deliberate error."""
+        """What the step gives; None and a sentence if it raises a deliberate error."""
         try:
             return step()
+        except BadData as mistake:
+            place = Path(mistake.file).name + ("" if mistake.column is None else f" {mistake.column!r}")
+            self.add(str(mistake), f"{re.sub('[0-9]+', '', str(mistake.rule))}; {mistake.remedy}", place)
         except PrivfairError as mistake:
-            if str(mistake) not in self.sentences:
-                self.sentences.append(str(mistake))
-            return None
+            self.add(str(mistake))
+        return None
 
 
-def _check_parts(file: Plan, found: Mistakes) -> None:
-    """Target, privacy, data, training, schema and files, each on its own."""
+def _check_parts(file: Plan, found: Mistakes) -> int:
+    """Target, privacy, data, training, schema and files, each on its own; the number of records in the files."""
     recipe = found.run(lambda: recipe_named(file.algorithm))
     if recipe is None:
-        return
+        return 0
     if not recipe.baseline:
         found.run(file.target)
         found.run(lambda: plan_from_mapping(file.algorithm, file.privacy))
     data = found.run(lambda: read_data_plan(file.data, file.folder))
+    if data is None:  # the files alone, if they are not the mistake
+        file = replace(file, data={key: file.data[key] for key in _FILES if key in file.data})
+        with suppress(PrivfairError):
+            data = read_data_plan(file.data, file.folder)
     if data is None:
-        return
+        return 0
     found.run(lambda: training_plan(file))
-    if isinstance(data.source, FileSource):
-        _check_files(data.source.schema, (*data.source.files, *data.source.test_files), found)
+    source = data.source
+    if not isinstance(source, FileSource):
+        return 0
+    return _check_files(file, source.schema, (*source.files, *source.test_files), found)
 
 
-def _check_files(schema: Path, files: tuple[Path, ...], found: Mistakes) -> None:
+_FILES = ("files", "test-files", "schema")
+
+
+def _check_files(file: Plan, schema: Path, files: tuple[Path, ...], found: Mistakes) -> int:
     """Each table of the schema, and each column of each file that the schema speaks of."""
-    parts = check_schema(schema)
-    found.sentences += [sentence for sentence in parts.mistakes if sentence not in found.sentences]
+    parts, records = check_schema(schema), 0
+    for sentence in parts.mistakes:
+        found.add(sentence)
+    groups = file.privacy.get("groups")
+    if isinstance(groups, int) and parts.groups > 1 and groups != parts.groups:
+        rule = f"is not the {parts.groups} groups that {schema.name} lists"
+        found.add(
+            str(InvalidInput("[privacy] groups", groups, rule, f"write groups = {parts.groups}, or leave it out"))
+        )
     alike = len({recognise(path) for path in files if path.is_file()}) == 1
     for path in files:
         layout = parts.layouts.of(path)
@@ -118,14 +251,16 @@ def _check_files(schema: Path, files: tuple[Path, ...], found: Mistakes) -> None
         if looks != layout and path.is_file():
             said = f"delimiter = {looks.delimiter!r} and decimal = {looks.decimal!r}"
             place = "[file]" if alike else f'[file.exceptions."{path.name}"]'
-            found.sentences.append(f"{path}: {'; '.join(looks.notes(layout))}; write {said} under {place} of {schema}")
+            found.add(f"{path}: {'; '.join(looks.notes(layout))}; write {said} under {place} of {schema}")
         table = found.run(partial(read_table, path, looks.delimiter, looks.decimal))
         if table is not None:
+            records += table.records
             for name in parts.named:
                 found.run(partial(table.column, name))
             for column in parts.columns:
                 if column.name in table.columns:
                     found.run(partial(_check_column, table, column))
+    return records
 
 
 def _check_column(table: RawTable, column: NumericColumn | CodedColumn) -> None:
@@ -136,11 +271,9 @@ def _check_column(table: RawTable, column: NumericColumn | CodedColumn) -> None:
         codes(table, column)
 
 
-def _calibrate(file: Plan) -> Protection | None:
-    """The whole, as it would be signed: data loaded, promise priced. What it would protect; None for a baseline."""
-    promise = Unprotected("check") if recipe_named(file.algorithm).baseline else file.guarantee
-    budget = draft(file, promise=promise).certified
-    return None if budget is None else Protection(budget.plan.unit, budget.target)
+def _calibrate(file: Plan) -> BudgetDraft:
+    """The whole, as it would be signed: data loaded, noise priced."""
+    return draft(file, promise=Unprotected("check") if recipe_named(file.algorithm).baseline else file.guarantee)
 
 
 def leave_if_refuted(verdict: dict[str, Any]) -> None:

@@ -9,17 +9,18 @@ from pathlib import Path
 
 import click
 
-from calibrate.choose import QUESTIONS, Choice, Fair, Need, Observer, Question, choose
+from calibrate.choose import QUESTIONS, Choice, Fair, Need, Observer, Question, choice_of, choose
 from calibrate.privacy_unit import EpsilonDelta, Protected
 from privfair.cli.options import FILE, FOLDER, asked
 from privfair.cli.output import print_json, print_wrapped
 from privfair.data.infer import ColumnRole, FileLayout, SeenFiles, look_at, schema_text, toml_value
+from privfair.plan.plan import PROTECT, SCHEMA_NAME, Plan
 
 
 def _ask_need(sites: int) -> Need:
     """What must be protected, from whom, and to whom the model should be fair, as the user answers."""
     if asked().as_json or not sys.stdin.isatty():
-        raise click.UsageError("nobody is there to be asked: give --protect attribute, record or user")
+        raise click.UsageError("nobody is there to be asked: give --protect record, person or attribute")
     protect, observer, fair = (_ask(question) for question in QUESTIONS)
     return Need(Protected(protect), Observer(observer), sites, Fair(fair))
 
@@ -34,13 +35,17 @@ def _ask(question: Question) -> str:
 @click.command("init", short_help="write plan.toml and schema.toml for your own files")
 @click.argument("files", type=FILE, nargs=-1, required=True, metavar="FILES..")
 @click.option("--target", required=True, metavar="COLUMN", help="The column to predict.")
-@click.option("--sensitive", metavar="COLUMN", help="The column whose groups are to be treated alike.")
-@click.option("--user", metavar="COLUMN", help="The column that says whose record it is, with --protect user.")
+@click.option(
+    *("--sensitive", "sensitive"),
+    multiple=True,
+    metavar="COLUMN",
+    help="Sensitive column; several: the groups are their combinations.",
+)
+@click.option("--user", metavar="COLUMN", help="Column that says whose record it is, with --protect person.")
 @click.option(
     "--protect",
-    type=click.Choice(["attribute", "record", "user", "ask"]),
-    help="What is protected; `ask` asks for it, from whom, and what should be fair, and says why.",
-    show_default="attribute with --sensitive, else record",
+    type=click.Choice(["record", "person", "attribute", "user", "ask"]),
+    help="What is protected; `ask` asks for it, from whom, and what should be fair, and says why [default: record].",
 )
 @click.option("--epsilon", type=float, default=1.0, show_default=True, metavar="E", help="The promise: this epsilon.")
 @click.option("--delta", type=float, default=1e-5, show_default=True, metavar="D", help="The promise: this delta.")
@@ -48,22 +53,22 @@ def _ask(question: Question) -> str:
     "--at-least",
     type=click.IntRange(min=1),
     metavar="N",
-    help="A public number of training records that each file has for sure, where records are protected.",
+    help="Public lower bound on the training records of each file (persons, with --protect person).",
 )
 @click.option(
     "--lists-are-public",
     is_flag=True,
     hidden=True,
-    help="Take classes, groups and categories as the files spell them, because a codebook lists them.",
+    help="Write lists-from-codebook = true: a codebook has the lists as the files spell them.",
 )
 @click.option("--skip", multiple=True, metavar="COLUMN", help="A column that is not to be used; once per column.")
 @click.option(
-    "--out", type=FOLDER, default=Path(), help="Folder for plan.toml and schema.toml; the current one unless given."
+    "--out", type=FOLDER, default=Path(), help="Folder for plan.toml and schema.toml [default: the current one]."
 )
 def init_command(
     files: tuple[Path, ...],
     target: str,
-    sensitive: str | None,
+    sensitive: tuple[str, ...],
     user: str | None,
     protect: str | None,
     epsilon: float,
@@ -86,39 +91,39 @@ def init_command(
     """
     EpsilonDelta(epsilon, delta)
     answered = _ask_need(len(files)) if protect == "ask" else None
-    unit = answered.protect if answered else Protected(protect or ("record" if sensitive is None else "attribute"))
+    unit = answered.protect if answered else PROTECT[protect or ("record" if user is None else "person")]
     if (unit is Protected.USER) != (user is not None):
-        raise click.UsageError("--user COLUMN goes with --protect user: it says whose record it is")
-    if unit is Protected.ATTRIBUTE and sensitive is None:
+        raise click.UsageError("--user COLUMN goes with --protect person: it says whose record it is")
+    if unit is Protected.ATTRIBUTE and not sensitive:
         raise click.UsageError("--protect attribute needs --sensitive COLUMN, the attribute to protect")
     out.mkdir(parents=True, exist_ok=True)
-    places = {"plan": out / "plan.toml", "schema": out / "schema.toml"}
+    places = {"plan": out / "plan.toml", "schema": out / SCHEMA_NAME}
     for place in places.values():
         if place.exists():
             raise click.UsageError(f"{place} exists; remove it, or name another folder with --out")
-    observer = Observer.MODEL if unit is Protected.USER or len(files) == 1 else Observer.COORDINATOR
     seen = look_at(files, target, sensitive, (*skip, *(() if user is None else (user,))))
-    classes = max((len(column.names) for column in seen.of(ColumnRole.TARGET)), default=2)
-    # A rule that is fair to groups answers yes or no.
-    fair = Fair.NOTHING if sensitive is None or (unit is Protected.RECORD and classes > 2) else Fair.GROUPS
-    choice = choose(answered or Need(unit, observer, len(files), fair))
-    schema = schema_text(seen, lists_are_public)
-    if user is not None:
-        schema = _keep(schema, user)
-    plan = _plan_text(choice, seen, out, epsilon, delta, at_least, user)
-    places["schema"].write_text(schema, encoding="utf-8")
-    places["plan"].write_text(plan, encoding="utf-8")
-    open_places = [
-        (place.name, text.count("FILL IN") - (1 if place == places["schema"] else 0))
-        for place, text in ((places["schema"], schema), (places["plan"], plan))
-    ]
+    wanted = choose(answered).algorithm if answered else None
+    texts = {"schema": schema_text(seen, lists_are_public, user)}
+    written = (unit, seen, out, epsilon, delta, at_least)
+    texts["plan"] = _plan_text(*written, None)
+    for name in ("schema", "plan"):
+        places[name].write_text(texts[name], encoding="utf-8")
+    plan = Plan.read(places["plan"])
+    if wanted not in (None, plan.algorithm):
+        places["plan"].write_text(_plan_text(*written, wanted), encoding="utf-8")
+        plan = Plan.read(places["plan"])
+    choice = choice_of(plan.algorithm)
+    assert choice is not None
+    open_places = [(place.name, texts[name].count("FILL IN")) for name, place in places.items()]
     if asked().as_json:
-        columns = [{"column": c.name, "role": c.role.value, "gaps": c.gaps, "why": c.why} for c in seen.columns]
+        columns = [
+            {"column": c.name, "role": c.role.value, "gaps": c.gaps, "why": c.why, "merged": dict(c.merge)}
+            for c in seen.columns
+        ]
         layouts = asdict(seen.layouts)
-        written = {name: str(place) for name, place in places.items()}
         print_json(
             {
-                **written,
+                **{name: str(place) for name, place in places.items()},
                 "algorithm": choice.algorithm,
                 "unit": unit.value,
                 "columns": columns,
@@ -138,42 +143,27 @@ def init_command(
 
 
 def _plan_text(
-    choice: Choice, seen: SeenFiles, out: Path, epsilon: float, delta: float, at_least: int | None, user: str | None
+    unit: Protected,
+    seen: SeenFiles,
+    out: Path,
+    epsilon: float,
+    delta: float,
+    at_least: int | None,
+    algorithm: str | None,
 ) -> str:
-
+    word = next(name for name, protected in PROTECT.items() if protected is unit)
     files = ", ".join(toml_value(os.path.relpath(file, out)) for file in seen.files)
-    groups = max((len(column.names) for column in seen.of(ColumnRole.SENSITIVE)), default=0)
-    privacy = choice.privacy
-    if choice.algorithm in ("pay-once", "fair-plugin") and groups > 2:
-        privacy = f"groups = {groups}                      # as many as schema.toml lists\n{privacy}"
+    units = "persons" if unit is Protected.USER else "training records"
+    wait = f"0  # FILL IN: public lower bound on {units} per site" if at_least is None else at_least
     lines = [
-        f"# {choice.why[0]}",
-        f'algorithm = "{choice.algorithm}"',
-        "",
-        "[target]                        # the promise: privfair budget show --explain says what it means",
-        f"epsilon = {epsilon:g}",
-        f"delta = {delta:g}",
-        "",
-        "[privacy]",
-        privacy.rstrip(),
-        "",
-        "[data]",
-        f"files = [{files}]",
-        'schema = "schema.toml"',
+        f'protect  = "{word}"  # record | person | attribute',
+        f"epsilon  = {epsilon:g}  # per {word}, for everything this run publishes",
+        f"delta    = {delta:g}  # well below 1 / number of records",
+        f"files    = [{files}]",
+        *([] if unit is Protected.ATTRIBUTE else [f"at-least = {wait}"]),
+        *([] if algorithm is None else [f'algorithm = "{algorithm}"']),
     ]
-    if choice.unit is not Protected.ATTRIBUTE:
-        number = "0                    # FILL IN: a public number of units that each site has for sure"
-        lines.append(f"at-least = {number if at_least is None else at_least}")
-    if user is not None:
-        lines += ["", "[data.users]", 'kind = "column"', f"column = {toml_value(user)}"]
-    lines += ["", "[training]", choice.training.rstrip(), "measure-every = 10"]
     return "\n".join(lines) + "\n"
-
-
-def _keep(schema: str, user: str) -> str:
-    """The schema with the users' column kept beside the features."""
-    table = f"\n[file]\nkeep = [{toml_value(user)}]\n"
-    return schema.replace("\n[file]\n", table, 1) if "\n[file]\n" in schema else schema + table
 
 
 def _tell(seen: SeenFiles, choice: Choice, places: dict[str, Path], to_fill_in: dict[str, int]) -> None:
@@ -182,6 +172,10 @@ def _tell(seen: SeenFiles, choice: Choice, places: dict[str, Path], to_fill_in: 
     print_wrapped(f"Looked at {len(seen.files)} file(s), every record{': ' + notes if notes else ''}.")
     for name, layout in seen.layouts.exceptions.items():
         print_wrapped(f"In {name}: {'; '.join(layout.notes(seen.layouts.usual))}; noted in schema.toml.")
+    for column in seen.columns:
+        if column.merge:
+            spelled = ", ".join(f"{old!r} as {new!r}" for old, new in column.merge)
+            print_wrapped(f"In column {column.name!r} one value has several spellings; schema.toml reads {spelled}.")
     for role in ColumnRole:
         names = [c.name + (" (has empty cells)" if c.gaps else "") for c in seen.of(role)]
         if names:
@@ -191,7 +185,7 @@ def _tell(seen: SeenFiles, choice: Choice, places: dict[str, Path], to_fill_in: 
     todo = [f"{number} in {name}" for name, number in to_fill_in.items() if number]
     if todo:
         print_wrapped(
-            f"To fill in: {', '.join(todo)} (they say FILL IN). Take them from a codebook, a form or a law, not from "
-            "the files: a number read off private records is published without being paid for."
+            f"To fill in: {', '.join(todo)} (marked FILL IN). Take them from a codebook, a form or a law, not from "
+            "the files: a number inferred from private records would be published without noise."
         )
     print_wrapped(f"Then: privfair check {places['plan']}", f"      privfair run {places['plan']}")

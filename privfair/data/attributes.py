@@ -75,6 +75,9 @@ def read_attribute_files(files: Sequence[Path], record: str, schema: Schema, lay
     """Read the sensitive silos' files: the column `record` and the schema's sensitive column."""
     if schema.sensitive is None:
         raise InvalidInput("[data.attributes]", "files", "needs a [sensitive] column in the schema", "name it there")
+    if schema.sensitive.parts:
+        rule = "cannot be held apart from the records where they are combined"
+        raise InvalidInput("sensitive", schema.sensitive.name, rule, "name one sensitive column")
     found: dict[str, tuple[str, str]] = {}
     for file in files:
         table = layouts.read(file)
@@ -100,6 +103,9 @@ def read_attribute_files(files: Sequence[Path], record: str, schema: Schema, lay
 def without_attribute(table: RawTable, schema: Schema) -> RawTable:
     """A holder's table, which must lack the attribute, with one group for everybody in its place."""
     assert schema.sensitive is not None
+    if schema.sensitive.parts:
+        rule = "cannot be held by a registry where they are combined"
+        raise InvalidInput("sensitive", schema.sensitive.name, rule, "name one sensitive column")
     name, first = schema.sensitive.name, (schema.sensitive.values or ("",))[0]
     if name in table.columns:
         rule = "is held by a registry, and must not be a column of the features as well"

@@ -89,6 +89,11 @@ def codes(table: RawTable, column: CodedColumn, predicting: bool = False) -> Int
 
     With `predicting`, an unlisted or missing one is what the column's `unseen` rule says; -1 stands for no category.
     """
+    if column.parts:
+        found = np.zeros(table.records, dtype=np.int64)
+        for part in column.parts:
+            found = found * len(part.values or ()) + codes(table, part)
+        return found
     if column.values is None:
         raise BadData(
             table.file,
@@ -318,6 +323,10 @@ def _by_silo_column(table: RawTable, column: str, declared: tuple[str, ...] | No
     return [(name, table.rows(np.flatnonzero(names == name))) for name in silos]
 
 
+_SMALLEST_CELL = 20
+"""Records of each combination of sensitive columns at each site: with fewer a gap between groups is noise."""
+
+
 def _require_coverage(silo: Silo, file: str, schema: Schema) -> None:
     """A silo without a group cannot contribute to a gap, and one with a single class learns a constant.
 
@@ -327,7 +336,13 @@ def _require_coverage(silo: Silo, file: str, schema: Schema) -> None:
     if schema.coverage is Coverage.ANYTHING:
         return
     remedy = 'give more records, merge silos, or set each_holds = "anything" under [silos]'
-    if schema.sensitive is not None and (silo.data.group_counts() == 0).any():
-        raise BadData(file, f"silo {silo.name!r} lacks one of the groups", remedy, column=schema.sensitive.name)
+    if schema.sensitive is not None:
+        name, counts = schema.sensitive.name, silo.data.group_counts()
+        if schema.sensitive.parts and (small := int((counts < _SMALLEST_CELL).sum())):
+            rule = f"{small} of the {len(counts)} combinations have fewer than {_SMALLEST_CELL} records"
+            merge = 'merge rare values in the schema, such as merge = {X = "F"}, name one sensitive column'
+            raise BadData(file, rule, f"{merge}, or {remedy}", column=name)
+        if (counts == 0).any():
+            raise BadData(file, f"silo {silo.name!r} lacks one of the groups", remedy, column=name)
     if (silo.data.class_counts() > 0).sum() < 2:
         raise BadData(file, f"silo {silo.name!r} holds one class only", remedy, column=schema.target.name)

@@ -1,7 +1,7 @@
 """What files look like, for a first plan: delimiter and decimals, and which column may be what.
 
-Nothing that is seen here becomes a public constant. Bounds stay empty until a person fills them in from a codebook, a
-form or a law; lists of names are taken over only if the user says that they are public.
+Nothing that is seen here becomes a public constant. Ranges stay empty until a person fills them in from a codebook, a
+form or a law; lists of names count only once a person confirms that a codebook has them.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from __future__ import annotations
 import csv
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -136,6 +137,22 @@ class SeenColumn:
     gaps: bool
     names: tuple[str, ...] = ()
     why: str = ""
+    merge: tuple[tuple[str, str], ...] = ()
+    """Other spellings of a name, each with the name that more cells have."""
+    hint: str = ""
+    """What to think of when a range is written."""
+
+    def schema_line(self) -> str:
+        """The line of schema.toml."""
+        if self.role is ColumnRole.NUMERIC:
+            value = '{range = [], missing = "flag"}' if self.gaps else "[]"
+            return f"{toml_key(self.name)} = {value}  # FILL IN [low, high]{self.hint}"
+        more = ', missing = "category"' if self.gaps and self.role is not ColumnRole.TARGET else ""
+        if self.merge:
+            more += f", merge = {{{', '.join(f'{toml_value(old)} = {toml_value(new)}' for old, new in self.merge)}}}"
+        return f"{toml_key(self.name)} = " + (
+            f"{{values = {toml_value(self.names)}{more}}}" if more else toml_value(self.names)
+        )
 
 
 @dataclass(frozen=True)
@@ -151,15 +168,15 @@ class SeenFiles:
         return tuple(column for column in self.columns if column.role is role)
 
 
-def look_at(files: Sequence[Path], target: str, sensitive: str | None, skip: Sequence[str] = ()) -> SeenFiles:
+def look_at(files: Sequence[Path], target: str, sensitive: Sequence[str], skip: Sequence[str] = ()) -> SeenFiles:
     """Read all files, each as it is written, and sort their columns by what they look like.
 
-    `target` and `sensitive` name two columns, `skip` columns that must not become features.
+    `target` and `sensitive` name columns, `skip` columns that must not become features.
     """
     layouts = _recognise_all(files)
     tables = [layouts.read(file) for file in files]
     for table in tables:
-        for name in (target, *(() if sensitive is None else (sensitive,)), *skip):
+        for name in (target, *sensitive, *skip):
             table.column(name)
     shared = [name for name in tables[0].columns if all(name in table.columns for table in tables)]
     partly = {name for table in tables for name in table.columns} - set(shared)
@@ -180,72 +197,70 @@ def _recognise_all(files: Sequence[Path]) -> Layouts:
     return Layouts(usual, {name: layout for name, layout in found.items() if layout != usual})
 
 
-def _look(name: str, tables: Sequence[RawTable], target: str, sensitive: str | None, skip: Sequence[str]) -> SeenColumn:
+def _look(
+    name: str, tables: Sequence[RawTable], target: str, sensitive: Sequence[str], skip: Sequence[str]
+) -> SeenColumn:
     cells = [str(cell).strip() for table in tables for cell in table.column(name).tolist()]
-    filled = [cell for cell in cells if cell.lower() not in MISSING]
-    gaps, names = len(filled) < len(cells), tuple(sorted(set(filled)))
-    if name == target:
-        return SeenColumn(name, ColumnRole.TARGET, gaps, names)
-    if name == sensitive:
-        return SeenColumn(name, ColumnRole.SENSITIVE, gaps, names)
+    found = Counter(cell for cell in cells if cell.lower() not in MISSING)
+    filled, names = found.total(), tuple(sorted(found))
+    gaps = filled < len(cells)
     if name in skip:
-        return SeenColumn(name, ColumnRole.LEFT_OUT, gaps, why="you said so")
-    numeric = bool(filled) and all(_NUMBER.fullmatch(cell) for cell in filled)
-    alone = len(filled) > 2 * _MOST_NAMES and len(names) == len(filled)
-    if (alone and not (numeric and any("." in cell or "," in cell for cell in filled))) or _ID.search(name):
+        return SeenColumn(name, ColumnRole.LEFT_OUT, gaps, why="you named it to be left out")
+    if name == target or name in sensitive:
+        names, merge = _spelled_once(found)
+        return SeenColumn(name, ColumnRole.TARGET if name == target else ColumnRole.SENSITIVE, gaps, names, merge=merge)
+    numeric = bool(found) and all(_NUMBER.fullmatch(cell) for cell in found)
+    alone = filled > 2 * _MOST_NAMES and len(names) == filled
+    if (alone and not (numeric and any("." in cell or "," in cell for cell in found))) or _ID.search(name):
         return SeenColumn(name, ColumnRole.LEFT_OUT, gaps, why="looks like an id; `predict --id` can repeat it")
+    if numeric and _is_count(names):
+        return SeenColumn(name, ColumnRole.NUMERIC, gaps, hint="; looks like a count: 0 and the most that can occur")
     if numeric and (len(names) > _FEW_CODES or any(len(cell.lstrip("+-")) > 2 for cell in names)):
         return SeenColumn(name, ColumnRole.NUMERIC, gaps)
+    names, merge = _spelled_once(found)
     if 2 <= len(names) <= _MOST_NAMES:
-        return SeenColumn(name, ColumnRole.CATEGORICAL, gaps, names)
+        return SeenColumn(name, ColumnRole.CATEGORICAL, gaps, names, merge=merge)
     why = "one value only" if len(names) < 2 else f"text with more than {_MOST_NAMES} different values"
     return SeenColumn(name, ColumnRole.LEFT_OUT, gaps, why=why)
 
 
-def schema_text(seen: SeenFiles, public_lists: bool) -> str:
-    """A first schema.toml; with `public_lists` the names seen are written as lists, else as a comment."""
-    lines = [
-        "# What the columns mean. Fill in what says FILL IN, from what is known without the files:",
-        "# a codebook, a form's limits, a law. A number taken from the files would reveal facts about their people.",
-        "version = 1",
-        "",
-    ]
-    for role, key in ((ColumnRole.TARGET, "classes"), (ColumnRole.SENSITIVE, "groups")):
-        for column in seen.of(role):
-            lines += [f"[{role.value}]", f"column = {toml_value(column.name)}", _list(key, column.names, public_lists)]
-            second = "# the second class is the positive one, which rates and thresholds speak of"
-            lines += [second, ""] if role is ColumnRole.TARGET else [""]
-    for column in seen.of(ColumnRole.NUMERIC):
-        lines += [
-            f"[numeric.{toml_key(column.name)}]",
-            "bounds = []                     # FILL IN: lowest and highest, such as [0, 120]; others are cut",
-        ]
-        if column.gaps:
-            lines.append(
-                "# missing = { value = 0, indicator = true }   # FILL IN, drop the first #: some cells are empty"
-            )
-        lines.append("")
-    for column in seen.of(ColumnRole.CATEGORICAL):
-        lines += [f"[categorical.{toml_key(column.name)}]", _list("values", column.names, public_lists)]
-        if column.gaps:
-            lines.append('# some cells are empty: list "" (or "NA", as it is written) as a value too, or fill them')
-        lines += ['unseen = "no-category"          # for names that appear only in records to be predicted', ""]
+def _is_count(names: Sequence[str]) -> bool:
+    """Whether these distinct numbers are 0, 1, 2, 3 and perhaps more, with gaps only among the large ones."""
+    return {"0", "1", "2", "3"} <= set(names) and all(name.isdecimal() for name in names)
+
+
+def _spelled_once(found: Mapping[str, int]) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:
+    """The names, and those that differ from a more frequent one in capitals and spaces alone."""
+    usual: dict[str, str] = {}
+    for name in sorted(found, key=lambda one: (-found[one], one)):
+        usual.setdefault(" ".join(name.casefold().split()), name)
+    merge = {name: usual[" ".join(name.casefold().split())] for name in sorted(found)}
+    return tuple(sorted(usual.values())), tuple((old, new) for old, new in merge.items() if old != new)
+
+
+def schema_text(seen: SeenFiles, confirmed: bool, user: str | None = None) -> str:
+    """A first schema.toml: one line per column, the lists as the files have them until somebody confirms them."""
+    target, sensitive, ignored = (seen.of(r) for r in (ColumnRole.TARGET, ColumnRole.SENSITIVE, ColumnRole.LEFT_OUT))
+    named = [column.name for column in sensitive]
+    lines = ["# One line per column; take ranges and lists from a codebook, a form or a law, not from the files."]
+    lines += [f"target = {toml_value(column.name)}  # the last class listed is the positive one" for column in target]
+    lines += [f"sensitive = {toml_value(named[0] if len(named) == 1 else named)}"] if named else []
+    lines += [f"user = {toml_value(user)}"] if user is not None else []
+    wait = "" if confirmed else "  # FILL IN: true once the lists below match your codebook"
+    lines.append(f"lists-from-codebook = {'true' if confirmed else 'false'}{wait}")
+    if rest := [column.name for column in ignored if column.name != user]:
+        lines.append(f"ignore = {toml_value(rest)}")
+    lines += ["", '[columns]  # [low, high]: number, clipped; ["a", "b"]: category']
+    lines += [column.schema_line() for column in seen.columns if column.role is not ColumnRole.LEFT_OUT]
     if seen.layouts.usual != FileLayout():
-        lines += ["[file]", *_layout_lines(seen.layouts.usual)]
+        lines += ["", "[file]", *_layout_lines(seen.layouts.usual)]
     for name, layout in seen.layouts.exceptions.items():
-        lines += [f"[file.exceptions.{toml_value(name)}]", *_layout_lines(layout)]
-    left = seen.of(ColumnRole.LEFT_OUT)
-    lines += [f"# left out: {toml_value(column.name)} ({column.why})" for column in left]
-    return "\n".join(lines).rstrip() + "\n"
+        lines += ["", f"[file.exceptions.{toml_value(name)}]", *_layout_lines(layout)]
+    return "\n".join(lines) + "\n"
 
 
 def _layout_lines(layout: FileLayout) -> tuple[str, ...]:
-    return f"delimiter = {toml_value(layout.delimiter)}", f'decimal = "{layout.decimal}"', ""
-
-
-def _list(key: str, names: Iterable[str], public: bool) -> str:
-    listed = ", ".join(toml_value(name) for name in names)
-    return f"{key} = [{listed}]" if public else f"{key} = []          # FILL IN; the files have: {listed}"
+    return f"delimiter = {toml_value(layout.delimiter)}", f'decimal = "{layout.decimal}"'
 
 
 def toml_value(value: object) -> str:

@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import cache
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Annotated, Literal
 
 import numpy as np
@@ -168,6 +168,25 @@ class CodedColumn:
     unseen: str | None = None
     """The listed value (or `NO_CATEGORY`: none of them) that stands for an unlisted or missing one in records to be
     predicted; None refuses them. In training records an unlisted value is always an error."""
+    parts: tuple[CodedColumn, ...] = ()
+    """The columns whose values together are one value of this one; none of a column that a file has itself."""
+
+    @classmethod
+    def product(cls, parts: Sequence[CodedColumn]) -> CodedColumn:
+        """One column whose values are all combinations of the parts' values, the last part's varying fastest."""
+        if len(parts) == 1:
+            return parts[0]
+        unlisted = [part.name for part in parts if part.values is None]
+        if unlisted:
+            rule = "must list their values to be combined"
+            raise InvalidInput("sensitive", ", ".join(unlisted), rule, "list them in the schema")
+        values = tuple(" & ".join(names) for names in product(*(part.values or () for part in parts)))
+        return cls(" & ".join(part.name for part in parts), values, parts=tuple(parts))
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns of a file that it is read from."""
+        return tuple(part.name for part in self.parts) or (self.name,)
 
     def __post_init__(self) -> None:
         if self.unseen is not None and self.unseen not in (*(self.values or ()), NO_CATEGORY):
@@ -179,7 +198,7 @@ class CodedColumn:
             )
         if self.values is not None:
             if not self.values:
-                rule, remedy = "are not filled in", 'write for example ["no", "yes"], from a codebook or a form'
+                rule, remedy = "are not filled in", 'list them, for example ["no", "yes"], from a codebook or a form'
                 raise InvalidInput(f"values of column {self.name!r}", self.values, rule, remedy)
             if len(set(self.values)) != len(self.values):
                 raise InvalidInput(f"values of column {self.name!r}", self.values, "must be distinct", "list each once")
@@ -267,12 +286,13 @@ class Schema:
         if self.sensitive is not None:
             # The gradient of the loss is published without noise under attribute privacy, so an attribute among
             # the features would be published with it.
-            self._require_role_apart("sensitive", self.sensitive.name, features)
-            self._require_role_apart("sensitive", self.sensitive.name, [self.target.name])
-            for use, names in (("silo", (self.silo_column,)), ("kept", self.side_columns)):
-                if self.sensitive.name in names:
-                    rule = "must not be the sensitive column"
-                    raise InvalidInput(f"{use} column", self.sensitive.name, rule, "name another column")
+            for name in self.sensitive.columns:
+                self._require_role_apart("sensitive", name, features)
+                self._require_role_apart("sensitive", name, [self.target.name])
+                for use, names in (("silo", (self.silo_column,)), ("kept", self.side_columns)):
+                    if name in names:
+                        rule = "must not be the sensitive column"
+                        raise InvalidInput(f"{use} column", name, rule, "name another column")
             self._require_two("groups", self.sensitive)
         self._require_two("classes", self.target)
 
@@ -292,7 +312,7 @@ class Schema:
     def columns(self) -> tuple[str, ...]:
         """Every column that a file must have, in the order of the schema."""
         extra = tuple(name for name in (self.silo_column, *self.side_columns) if name is not None)
-        sensitive = () if self.sensitive is None else (self.sensitive.name,)
+        sensitive = () if self.sensitive is None else self.sensitive.columns
         features = tuple(c.name for c in self.numeric) + tuple(c.name for c in self.categorical)
         return tuple(dict.fromkeys((self.target.name, *sensitive, *features, *extra)))
 
@@ -325,9 +345,11 @@ class Schema:
             for key in ("steps", "missing"):
                 if not column[key]:
                     del column[key]
-        for coded in (columns["target"], *columns["categorical"], *([columns["sensitive"]] if self.sensitive else ())):
-            if coded["unseen"] is None:
-                del coded["unseen"]
+        groups = [columns["sensitive"], *columns["sensitive"]["parts"]] if self.sensitive else []
+        for coded in (columns["target"], *columns["categorical"], *groups):
+            for key in ("unseen", "parts"):
+                if not coded[key]:
+                    del coded[key]
         return {"version": SCHEMA_VERSION, **columns}
 
     @property

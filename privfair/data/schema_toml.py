@@ -1,31 +1,40 @@
-"""The small TOML file in which a user says what the columns of their files mean.
+"""The small TOML file in which a user says what the columns of their files mean: one line per column.
 
 ::
 
-    version = 1
+    target    = "readmitted"           # the last class listed is the positive one
+    sensitive = "sex"                  # or several, whose combinations are the groups; left out: no attribute
+    user      = "patient_id"           # with protect = "person": the column that says whose record it is
+    lists-from-codebook = true         # false: the lists below were copied from the files, and nothing is trained
+    ignore    = ["notes"]              # columns that are not used
 
+    [columns]
+    readmitted = ["no", "yes"]         # text in quotes: the values of a category
+    sex        = ["F", "M"]
+    age        = [18, 100]             # numbers: a public range, mapped to [0, 1]; values outside are cut
+    hba1c      = {range = [4, 14], missing = "flag"}             # empty: the middle, and a feature that says so
+    creatinine = {range = [20, 1500], missing = 80, transform = "signed-log"}
+    bmi        = {range = [10, 60], steps = [25, 30]}            # a feature for each value that is reached
+    income     = {mean = 10.5, scale = 1.0, transform = "signed-log"}
+    ward       = {values = ["Surgery", "Oncology"], missing = "category", merge = {"surgery" = "Surgery"}}
+
+The layout with one table per column says the same, and stays valid::
+
+    version = 1
     [target]
     column = "default"
     classes = ["no", "yes"]            # the numbering; left out: sorted, and then a fact taken from the data
-
-    [sensitive]                        # leave the table out if there is no attribute
+    [sensitive]
     column = "sex"
     groups = ["female", "male"]
-
     [numeric.age]
-    bounds = [18, 100]                 # public bounds, mapped to [0, 1]
-    steps = [25, 35, 65]               # optional: a feature for each of these public values, whether it is reached
-    missing = { value = 40, indicator = true }   # optional: a public value for empty cells, and a feature that says so
-
-    [numeric.income]
-    mean = 10.5                        # public mean and scale (after the transform)
-    scale = 1.0
-    transform = "signed-log"
-
+    bounds = [18, 100]
+    missing = { value = 40, indicator = true }
     [categorical.job]
     values = ["clerk", "nurse", "other"]
-    merge = { "student" = "other" }
-    unseen = "other"                   # optional: for unlisted values in records to be predicted; or "no-category"
+    unseen = "other"                   # for unlisted values in records to be predicted; or "no-category"
+
+Both may have these tables::
 
     [silos]                            # only if one file holds several silos, or to relax the check
     column = "branch"
@@ -47,6 +56,7 @@ statistic of private data that no budget pays for.
 
 from __future__ import annotations
 
+import math
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -56,8 +66,9 @@ from typing import Any, Literal, TypeVar
 
 from calibrate.errors import InvalidInput
 from privfair.data.infer import FileLayout, Layouts
-from privfair.data.read import BadData
+from privfair.data.read import MISSING, BadData
 from privfair.data.schema import (
+    NO_CATEGORY,
     SCHEMA_VERSION,
     CodedColumn,
     Coverage,
@@ -72,6 +83,7 @@ from privfair.data.schema import (
     Transform,
     Unscaled,
 )
+from privfair.plan.plan import MISSING_NAME, listed_values
 from privfair.plan.sections import read_section, refuse_unknown
 
 Names = tuple[str | int, ...]
@@ -92,10 +104,18 @@ class _Categorical:
     values: Names | None = None
     merge: Mapping[str, str] = field(default_factory=dict)
     unseen: str | None = None
+    missing: Literal["category"] | None = None
 
     def coded(self, column: str) -> CodedColumn:
-        listed = None if self.values is None else tuple(str(value) for value in self.values)
-        return CodedColumn(column, listed, tuple(self.merge.items()), self.unseen)
+        if self.values is None:
+            return CodedColumn(column, None, tuple(self.merge.items()), self.unseen)
+        listed = listed_values({"values": list(self.values), "missing": self.missing})
+        gaps = {} if self.missing is None else {cell: MISSING_NAME for cell in _GAPS if cell not in listed}
+        return CodedColumn(column, listed, tuple((gaps | dict(self.merge)).items()), self.unseen)
+
+
+_GAPS = sorted({spelled for cell in MISSING for spelled in (cell, cell.upper(), cell.capitalize())} | {"NaN"})
+"""Cells without a value, as files spell them."""
 
 
 @dataclass(frozen=True)
@@ -121,6 +141,8 @@ class _Sensitive:
 @dataclass(frozen=True)
 class _Numeric:
     bounds: tuple[float, ...] | None = None
+    range: tuple[float, ...] | None = None
+    """Another name of `bounds`."""
     mean: float | None = None
     scale: float | None = None
     reach: float | None = None
@@ -128,27 +150,39 @@ class _Numeric:
     scaling: Literal["unscaled", "non-private-standardisation"] | None = None
     transform: Transform = Transform.IDENTITY
     steps: tuple[float, ...] = ()
-    missing: Missing | None = None
+    missing: Missing | float | Literal["flag"] | None = None
+    """What stands for an empty cell, marked by a feature; "flag" is the middle of the range."""
+
+    @property
+    def filled(self) -> Missing | None:
+        """The value for empty cells; None if there must not be one, or no range has a middle."""
+        if self.missing is None or isinstance(self.missing, Missing):
+            return self.missing
+        if self.missing != "flag":
+            return Missing(self.missing, indicator=True)
+        ends = self.bounds or self.range or ((self.mean, self.mean) if self.mean is not None else ())
+        return Missing(sum(ends) / 2, indicator=True) if len(ends) == 2 else None
 
     def chosen_scaling(self) -> Scaling:
         """The one way of scaling that the table names; its other keys must belong to that way."""
         moments = {"scale": self.scale, "reach": self.reach, "receipt": self.receipt}
         stray = [key for key, value in moments.items() if value is not None and self.mean is None]
-        if sum(way is not None for way in (self.bounds, self.mean, self.scaling)) != 1:
+        if sum(way is not None for way in (self.bounds, self.range, self.mean, self.scaling)) != 1:
             raise InvalidInput(
                 "scaling",
                 None,
                 "must say in exactly one way how it is scaled without looking at private records",
-                'give bounds = [low, high], or mean and scale, or scaling = "unscaled" or '
+                'give range = [low, high], or mean and scale, or scaling = "unscaled" or '
                 '"non-private-standardisation" (refused where features are private)',
             )
         if stray:
             raise InvalidInput(stray[0], moments[stray[0]], "is an unknown key without a mean", "drop it")
-        if self.bounds is not None:
-            if len(self.bounds) != 2:
-                remedy = "write bounds = [0, 100], for example: the lowest and highest value known without the files"
-                raise InvalidInput("bounds", self.bounds, "must be two numbers", remedy)
-            return PublicBounds(*self.bounds, self.transform)
+        ends = self.bounds if self.range is None else self.range
+        if ends is not None:
+            if len(ends) != 2:
+                remedy = "write [low, high], the lowest and highest value known without the files"
+                raise InvalidInput("bounds", ends, "must be two numbers", remedy)
+            return PublicBounds(*ends, self.transform)
         if self.mean is not None:
             if self.scale is None:
                 raise InvalidInput("scale", None, "must be a number if `mean` is given", "write scale = 1.0")
@@ -202,7 +236,7 @@ def parse_schema(text: str, file: str = "schema") -> OwnFormat:
         document = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise BadData(file, f"is not valid TOML ({error})", "fix the syntax") from None
-    version = document.pop("version", None)
+    version = document.pop("version", SCHEMA_VERSION if _is_short(document) else None)
     if version != SCHEMA_VERSION:
         raise BadData(file, f"version {version!r} is not known", f"write version = {SCHEMA_VERSION}")
     try:
@@ -222,6 +256,8 @@ class SchemaParts:
     """Every column that the file speaks of, whether its table could be read or not."""
     layouts: Layouts = field(default_factory=Layouts)
     mistakes: tuple[str, ...] = ()
+    groups: int = 0
+    """How many groups it lists; 0 without an attribute, 1 or 0 where its list is open."""
 
 
 def check_schema(path: Path) -> SchemaParts:
@@ -236,7 +272,6 @@ def check_schema(path: Path) -> SchemaParts:
     except (OSError, ValueError, RecursionError):
         return SchemaParts(mistakes=tuple(whole))
     columns: list[Column | None] = []
-    named: list[str] = []
     mistakes: list[str] = []
 
     def attempt(read: Callable[[], Part]) -> Part | None:
@@ -247,43 +282,159 @@ def check_schema(path: Path) -> SchemaParts:
             return None
 
     layouts, _ = attempt(partial(_file, document)) or (Layouts(), ())
+    lines = attempt(partial(_lines, document)) or []
+    if _is_short(document):
+        attempt(partial(_require_ranges, document))
+        attempt(partial(_require_confirmed, document))
+    for line in lines:
+        # A column whose scale is not known yet can be looked at nevertheless.
+        open_range = NumericColumn(line.name, Unscaled(), missing=line.missing)
+        columns.append(open_range if line.unfilled else attempt(line.read))
+        if columns[-1] is None and line.role == "numeric":
+            columns[-1] = open_range
+    groups = [
+        len(c.values or ())
+        for c, line in zip(columns, lines, strict=True)
+        if line.role == "sensitive" and isinstance(c, CodedColumn)
+    ]
+    return SchemaParts(
+        tuple(filter(None, columns)),
+        tuple(line.name for line in lines),
+        layouts,
+        tuple(mistakes or whole),
+        math.prod(groups),
+    )
+
+
+@dataclass(frozen=True)
+class _Line:
+    """What a schema says of one column, not yet read."""
+
+    role: str
+    name: str
+    read: Callable[[], Column]
+    missing: Missing | None = None
+    unfilled: bool = False
+    """Whether its range waits for a person."""
+
+
+def _is_short(document: Mapping[str, Any]) -> bool:
+    return "columns" in document or isinstance(document.get("target"), str)
+
+
+def _lines(document: Mapping[str, Any]) -> list[_Line]:
+    """Every column of either layout."""
+    if _is_short(document):
+        return _short_lines(document)
+    found = []
     for role in ("target", "sensitive"):
-        table = document.get(role)
-        if isinstance(table, Mapping):
-            named += [table["column"]] if isinstance(table.get("column"), str) else []
-            columns.append(attempt(partial(_role, role, table)))
-    readers: dict[str, Callable[[str, Mapping[str, Any]], Column]] = {"numeric": _numeric, "categorical": _categorical}
-    for key, read in readers.items():
-        for name, table in document[key].items() if isinstance(document.get(key), Mapping) else ():
-            named.append(name)
-            column = attempt(partial(read, name, table))
-            if column is None and key == "numeric":  # its cells can be looked at nevertheless
-                column = NumericColumn(name, Unscaled(), missing=_declared_missing(name, table))
-            columns.append(column)
-    return SchemaParts(tuple(filter(None, columns)), tuple(named), layouts, tuple(mistakes or whole))
+        if role in document or role == "target":
+            table = _table(document, role)
+            found.append(_Line(role, str(table.get("column")), partial(_role, role, table)))
+    for name, table in _tables(document, "numeric").items():
+        found.append(_Line("numeric", name, partial(_numeric, name, table), _declared_missing(name, table)))
+    for name, table in _tables(document, "categorical").items():
+        found.append(_Line("categorical", name, partial(_categorical, name, table)))
+    return found
+
+
+def _short_lines(document: Mapping[str, Any]) -> list[_Line]:
+    entries, named = _table(document, "columns"), document.get("sensitive")
+    sensitive = [str(name) for name in (named if isinstance(named, list) else [named] if named is not None else [])]
+    target = document.get("target")
+    if not isinstance(target, str):
+        raise InvalidInput("target", target, "must name a column", 'write target = "readmitted", for example')
+    for role, name in (("target", target), *(("sensitive", name) for name in sensitive)):
+        if name not in entries:
+            rule, remedy = "is not among the [columns]", f'write {name} = ["no", "yes"] there, with its own values'
+            raise InvalidInput(role, name, rule, remedy)
+    ignored = [str(name) for name in document.get("ignore", ())]
+    for name in set(ignored) & set(entries):
+        raise InvalidInput("ignore", name, "is among the [columns] as well", "drop it in one of the two places")
+    return [
+        _short_line("target" if name == target else "sensitive" if name in sensitive else "", name, entry)
+        for name, entry in entries.items()
+    ]
+
+
+def _short_line(role: str, name: str, entry: Any) -> _Line:
+    place = f"columns.{name}"
+    table: Mapping[str, Any] = entry if isinstance(entry, Mapping) else {}
+    if isinstance(entry, list):
+        numbers = not role and all(isinstance(one, int | float) and not isinstance(one, bool) for one in entry)
+        table = {"range" if numbers else "values": entry}
+        if numbers and len(entry) not in (0, 2):
+            table = {"codes": entry}
+    if role or "values" in table:
+        unseen = {} if role else {"unseen": NO_CATEGORY}
+        return _Line(role or "categorical", name, partial(_categorical, name, unseen | dict(table), place))
+
+    def read() -> Column:
+        if not table or "codes" in table:
+            rule = "is neither a range nor a list of values"
+            remedy = 'write [low, high] for a number, or ["a", "b"] with quotes for a category'
+            raise InvalidInput(f"[columns] {name}", entry, rule, remedy)
+        return _numeric(name, table, place)
+
+    unfilled = next((table[key] for key in ("range", "bounds") if key in table), None) == []
+    number = {"range", "bounds", "mean", "scaling"} & set(table)
+    return _Line("numeric" if number else "", name, read, _declared_missing(name, table), unfilled)
+
+
+def _require_ranges(document: Mapping[str, Any]) -> None:
+    """Refuse a short schema with a range that waits for a person."""
+    missing = [line.name for line in _short_lines(document) if line.unfilled]
+    if missing:
+        rule = f"{len(missing)} column{'s have' if len(missing) > 1 else ' has'} no range"
+        remedy = "write [low, high] from a codebook, a form or a law, not from the files"
+        raise InvalidInput("[columns]", ", ".join(missing), rule, remedy)
+
+
+def _require_confirmed(document: Mapping[str, Any]) -> None:
+    """Refuse a short schema whose lists were copied from the files and are not compared with a codebook."""
+    if document.get("lists-from-codebook", True) is not True:
+        listed = ", ".join(line.name for line in _short_lines(document) if line.role != "numeric")
+        rule = "means that the lists of values are copied from the files"
+        remedy = f"compare those of {listed} with your codebook, then write true"
+        raise InvalidInput("lists-from-codebook", False, rule, remedy)
 
 
 def _declared_missing(name: str, table: Mapping[str, Any]) -> Missing | None:
+    """How empty cells are filled; any number will do while the range is open."""
     try:
-        return read_section(_Numeric, f"numeric.{name}", table).missing
+        found = read_section(_Numeric, f"numeric.{name}", table)
+        return found.filled or (None if found.missing is None else Missing(0.0))
     except InvalidInput:
         return None
 
 
+_SHORT_KEYS = ("target", "sensitive", "user", "lists-from-codebook", "ignore", "columns", "silos", "file")
+
+
 def _own_format(document: Mapping[str, Any]) -> OwnFormat:
-    refuse_unknown("schema", document, ("target", "sensitive", "numeric", "categorical", "silos", "file"))
+    short = _is_short(document)
+    known = _SHORT_KEYS if short else ("target", "sensitive", "numeric", "categorical", "silos", "file")
+    refuse_unknown("schema", document, known)
+    if short:
+        _require_ranges(document)
+        _require_confirmed(document)
     layouts, keep = _file(document)
     silos = read_section(_Silos, "silos", _table(document, "silos"))
-    sensitive = _table(document, "sensitive")
+    found = [(line.role, line.read()) for line in _lines(document)]
+    coded: dict[str, list[CodedColumn]] = {"target": [], "sensitive": [], "categorical": []}
+    for role, column in found:
+        if isinstance(column, CodedColumn):
+            coded[role].append(column)
+    kept = (*keep, *([str(document["user"])] if short and "user" in document else []))
     schema = Schema(
-        target=_role("target", _table(document, "target")),
-        sensitive=_role("sensitive", sensitive) if "sensitive" in document else None,
-        numeric=tuple(_numeric(name, table) for name, table in _tables(document, "numeric").items()),
-        categorical=tuple(_categorical(name, table) for name, table in _tables(document, "categorical").items()),
+        target=coded["target"][0],
+        sensitive=CodedColumn.product(coded["sensitive"]) if coded["sensitive"] else None,
+        numeric=tuple(column for _, column in found if isinstance(column, NumericColumn)),
+        categorical=tuple(coded["categorical"]),
         silo_column=silos.column,
         silo_names=None if silos.names is None else tuple(str(name) for name in silos.names),
         coverage=silos.each_holds,
-        side_columns=tuple(str(name) for name in keep),
+        side_columns=tuple(str(name) for name in kept),
     )
     return OwnFormat(schema, layouts)
 
@@ -293,15 +444,15 @@ def _role(role: str, table: Mapping[str, Any]) -> CodedColumn:
     return read_section(kind, role, table).coded()
 
 
-def _categorical(name: str, table: Mapping[str, Any]) -> CodedColumn:
-    return read_section(_Categorical, f"categorical.{name}", table).coded(name)
+def _categorical(name: str, table: Mapping[str, Any], place: str | None = None) -> CodedColumn:
+    return read_section(_Categorical, place or f"categorical.{name}", table).coded(name)
 
 
-def _numeric(name: str, table: Mapping[str, Any]) -> NumericColumn:
-    place = f"numeric.{name}"
+def _numeric(name: str, table: Mapping[str, Any], place: str | None = None) -> NumericColumn:
+    place = place or f"numeric.{name}"
     declared = read_section(_Numeric, place, table)
     try:
-        return NumericColumn(name, declared.chosen_scaling(), declared.steps, declared.missing)
+        return NumericColumn(name, declared.chosen_scaling(), declared.steps, declared.filled)
     except InvalidInput as error:
         raise InvalidInput(f"[{place}] {error.argument}", error.value, error.rule, error.remedy) from None
 

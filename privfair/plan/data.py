@@ -362,8 +362,11 @@ class DataPlan(_Keys):
 
     def __post_init__(self) -> None:
         for bound in self.at_least.values() if isinstance(self.at_least, Mapping) else (self.at_least,):
+            if bound == 0:
+                remedy = "write a public number of units (training records, or persons) that each site certainly has"
+                raise InvalidInput("at-least", 0, "is not filled in", remedy)
             if bound is not None:
-                count("[data] at-least", bound)
+                count("at-least", bound)
         if self.attributes is not None and self.users is not None:
             raise InvalidInput("[data.attributes]", "(a table)", "excludes [data.users]", "drop one of the two tables")
         if isinstance(self.attributes, AttributesInFiles) and not isinstance(self.source, FileSource):

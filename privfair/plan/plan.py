@@ -1,6 +1,14 @@
 """A plan file: one TOML file that says what is published, on which data, how it is trained, and which settings to try.
 
-::
+Five keys are enough; the algorithm and its settings follow from them and from schema.toml next to the plan::
+
+    protect  = "record"          # record | person | attribute
+    epsilon  = 1.0
+    delta    = 1e-6
+    files    = ["north.csv", "south.csv"]
+    at-least = 4000              # public lower bound on the training records of each site
+
+Tables override what follows from them; without those keys a plan says everything itself::
 
     algorithm = "steffle"
     guarantee = "calibrated"     # or "as-printed" (a paper's own noise), or {none = "why"}; calibrated unless given
@@ -51,12 +59,23 @@ from typing import Any, Literal, Self
 
 import rfc8785
 
-from calibrate.errors import InvalidInput, open_unit
-from calibrate.privacy_unit import EpsilonDelta
+from calibrate.choose import Fair, Need, Observer, choice_of, choose
+from calibrate.errors import InvalidInput, UnsupportedCombination, open_unit
+from calibrate.plans import algorithm_named, parameter_names, plan_from_mapping
+from calibrate.privacy_unit import EpsilonDelta, Protected
 from calibrate.tries import RandomTries
-from privfair.plan.sections import read_section
+from privfair.plan.sections import nearest, read_section
 
-_SECTIONS = ("target", "privacy", "data", "training", "search", "decision")
+_SECTIONS = ("target", "privacy", "data", "training", "search", "decision", "model")
+_SHORT = ("protect", "epsilon", "delta", "files", "at-least", "at_least")
+"""Keys of the short layout; any of them at the top makes a plan short."""
+PROTECT = {
+    "record": Protected.RECORD,
+    "person": Protected.USER,
+    "user": Protected.USER,
+    "attribute": Protected.ATTRIBUTE,
+}
+SCHEMA_NAME = "schema.toml"
 _NOISE_SOURCES = ("system", "seeded-research")
 _NO_PLAN = "check the path; `privfair init` writes a plan for your own files"
 Table = Mapping[str, Any]
@@ -127,6 +146,8 @@ class Plan:
     research_noise: bool = False
     """Noise of a seed, which protects no one."""
     decision: ThresholdRule = AS_IT_IS
+    beside: Mapping[str, bytes] = field(default_factory=dict, repr=False)
+    """By name, the files next to a short plan that decide what it leaves out; a copy of the plan needs them."""
 
     @classmethod
     def read(cls, path: Path) -> Self:
@@ -148,11 +169,17 @@ class Plan:
             why = str(error).partition(": value has")[0]  # of too many digits Python also says how to change Python
             raise InvalidInput("plan", str(path), f"is not TOML: {why}", "fix the file") from error
         tables = {key: parsed.pop(key) for key in _SECTIONS if isinstance(parsed.get(key), dict)}
+        if "model" in tables:
+            tables["training"] = {**tables.get("training", {}), "model": tables.pop("model")}
         algorithm, guarantee = parsed.pop("algorithm", None), parsed.pop("guarantee", "calibrated")
+        short = {key.replace("_", "-"): parsed.pop(key) for key in _SHORT if key in parsed}
+        lists = _read_lists(path.with_name(SCHEMA_NAME)) if short else None
+        if lists is not None:
+            algorithm, tables = _whole(short, algorithm, tables, lists)
         noise = parsed.pop("noise-source", _NOISE_SOURCES[0])
         for key, value in parsed.items():
             known = ", ".join(f"[{section}]" for section in _SECTIONS)
-            remedy = f"use algorithm, guarantee, noise-source and {known}"
+            remedy = f"use protect, epsilon, delta, files, at-least, algorithm, guarantee, noise-source and {known}"
             raise InvalidInput(f"{path}: {key}", value, "is not part of a plan", remedy)
         if algorithm is None:
             raise InvalidInput(f"{path}: algorithm", None, "is needed", 'write algorithm = "steffle" at the top')
@@ -170,6 +197,7 @@ class Plan:
             guarantee=_promise(guarantee),
             research_noise=noise == _NOISE_SOURCES[1],
             decision=read_section(ThresholdRule, "decision", tables.get("decision", {})),
+            beside={} if lists is None else {SCHEMA_NAME: lists.content},
         )
 
     @property
@@ -194,13 +222,121 @@ class Plan:
             if wanted[name] is None:
                 wanted[name] = self.target_section.get(name)
             if wanted[name] is None:
-                raise InvalidInput(f"--{name}", None, "is needed", f"give --{name}, or [target] {name} in the plan")
+                raise InvalidInput(f"--{name}", None, "is needed", f"give --{name}, or write {name} = ... in the plan")
         unknown = sorted(set(self.target_section) - set(wanted))
         if unknown:
             raise InvalidInput(
                 f"[target] {unknown[0]}", self.target_section[unknown[0]], "is not known", "use epsilon and delta"
             )
         return EpsilonDelta(wanted["epsilon"], wanted["delta"])  # type: ignore[arg-type]
+
+
+# The short layout: what its keys and the lists of the schema leave open is filled with the algorithm's defaults.
+
+
+def listed_values(entry: object) -> tuple[str, ...]:
+    """The values that a line of a short schema lists, with the one for empty cells; none of anything else."""
+    table = entry if isinstance(entry, Mapping) else {"values": entry}
+    values = table.get("values")
+    found = tuple(str(value) for value in values) if isinstance(values, list) else ()
+    extra = (MISSING_NAME,) if table.get("missing") == "category" and MISSING_NAME not in found else ()
+    return (*found, *extra)
+
+
+MISSING_NAME = "missing"
+"""The value for empty cells of a column whose line says missing = "category"."""
+
+
+@dataclass(frozen=True)
+class _Lists:
+    """What a schema file tells about a plan: the numbers of classes and groups, the users' column, the file's bytes."""
+
+    classes: int
+    groups: int
+    user: str | None
+    content: bytes
+
+
+def _read_lists(path: Path) -> _Lists:
+    """The lists of the schema next to a short plan; mistakes in them are for whoever reads the whole schema."""
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        remedy = "write one next to the plan, or let `privfair init` write both"
+        raise InvalidInput("schema", str(path), f"cannot be read ({error.strerror})", remedy) from None
+    try:
+        document = tomllib.loads(content.decode("utf-8"))
+    except (ValueError, RecursionError):
+        document = {}
+    columns, user = document.get("columns"), document.get("user")
+
+    def number(role: str, key: str) -> int:
+        named = document.get(role)
+        if isinstance(named, Mapping):
+            return len(listed_values({"values": named.get(key)}))
+        names = [named] if isinstance(named, str) else named if isinstance(named, list) else []
+        lines = columns if isinstance(columns, Mapping) else {}
+        return math.prod(len(listed_values(lines.get(name))) for name in map(str, names)) if names else 0
+
+    return _Lists(
+        number("target", "classes"), number("sensitive", "groups"), user if isinstance(user, str) else None, content
+    )
+
+
+def _whole(
+    short: Table, algorithm: object, tables: Mapping[str, Any], lists: _Lists
+) -> tuple[str, dict[str, dict[str, Any]]]:
+    """The algorithm and the tables of a short plan; what its own tables say wins over every default."""
+    given = short.get("protect", "record")
+    if given not in PROTECT:
+        raise InvalidInput("protect", given, "is not one of the choices", nearest(str(given), list(PROTECT)))
+    unit, files, at_least = PROTECT[given], short.get("files", ()), short.get("at-least")
+    if unit is Protected.USER and lists.user is None and "users" not in tables.get("data", {}):
+        raise InvalidInput(
+            "protect", given, "needs the column that names persons", f"write user = ... in {SCHEMA_NAME}"
+        )
+    sites = len(files) if isinstance(files, list) else 1
+    observer = Observer.MODEL if unit is Protected.USER or sites <= 1 else Observer.COORDINATOR
+    fair = Fair.GROUPS if lists.groups and not (unit is Protected.RECORD and lists.classes > 2) else Fair.NOTHING
+    choice = choose(Need(unit, observer, max(1, sites), fair)) if algorithm is None else choice_of(str(algorithm))
+    name = str(algorithm) if choice is None else choice.algorithm
+    privacy = {} if choice is None else tomllib.loads(choice.privacy)
+    if lists.groups and _has_parameter(name, "groups"):
+        privacy["groups"] = lists.groups
+    if unit is Protected.USER and _has_parameter(name, "cohort"):
+        users = at_least if isinstance(at_least, int) and at_least > 0 else 1
+        privacy |= {"users": users, "cohort": max(1, users // 10)}
+    data: dict[str, Any] = {"schema": SCHEMA_NAME}
+    data |= {key: short[key] for key in ("files", "at-least") if key in short and unit is not Protected.ATTRIBUTE}
+    data |= {"files": short["files"]} if "files" in short else {}
+    if unit is Protected.USER and lists.user is not None:
+        data["users"] = {"kind": "column", "column": lists.user}
+    whole = {
+        "target": {key: short[key] for key in ("epsilon", "delta") if key in short} | dict(tables.get("target", {})),
+        "privacy": privacy | {key.replace("_", "-"): value for key, value in tables.get("privacy", {}).items()},
+        "data": data | dict(tables.get("data", {})),
+        "training": ({} if choice is None else tomllib.loads(choice.training)) | dict(tables.get("training", {})),
+    }
+    _require_unit(name, whole["privacy"], unit, str(given))
+    return name, {**tables, **whole}
+
+
+def _has_parameter(algorithm: str, name: str) -> bool:
+    try:
+        return name in parameter_names(algorithm_named(algorithm))
+    except (InvalidInput, UnsupportedCombination):
+        return False
+
+
+def _require_unit(algorithm: str, privacy: Table, unit: Protected, given: str) -> None:
+    """Refuse an algorithm that protects another unit than the plan says; its other mistakes are found later."""
+    try:
+        found = plan_from_mapping(algorithm, privacy).unit.protected
+    except (InvalidInput, UnsupportedCombination):
+        return
+    if found is not unit:
+        rule = f"is not what {algorithm} protects with these settings, which is one {found.value}"
+        raise InvalidInput("protect", given, rule, f'write protect = "{found.value}", or leave algorithm out')
 
 
 def _promise(given: object) -> Promise:

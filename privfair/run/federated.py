@@ -59,7 +59,11 @@ class FederatedRun(RunObserver):
         """Begin, or go on where this folder's run stopped; the document of run.json."""
         folder = self._folder
         self._require_same_run()
-        replace_file(folder.plan, self._signed.plan.file.content)
+        for name, content in {
+            folder.plan.name: self._signed.plan.file.content,
+            **self._signed.plan.file.beside,
+        }.items():
+            replace_file(folder.path / name, content)
         replace_file(folder.manifest, self._signed.envelope)
         folder.write_json(folder.encoding, dict(self._facts.encoding))
         found = load_checkpoint(folder.checkpoint, self._signed.manifest.digest, self._algorithm)

@@ -33,7 +33,7 @@ RUN_VERSION = 1
 #
 # ::
 #
-#     plan.toml       the plan, byte for byte as signed
+#     plan.toml       the plan, byte for byte as signed; of a plan with five keys also its schema.toml
 #     budget.json     the signed manifest that was spent
 #     run.json        what ran: promise, digests, versions, how far it got, the last metrics
 #     claim.token     the secret that lets this run go on after a crash (mode 0600)

@@ -158,6 +158,7 @@ class PreparedRun(Run):
         """What a run folder keeps of it from the beginning, by file name."""
         return {
             "plan.toml": self.plan.file.content,
+            **self.plan.file.beside,
             "budget.json": self.envelope,
             "encoding.json": json_file(self.data.encoding()),
             "origin.json": json_file({"plan": str(self.plan.file.path.absolute())}),

@@ -66,7 +66,9 @@ def original_plan(folder: RunFolder) -> Path | None:
     try:
         plan = read_training_plan(folder.plan)
         source = plan.data.source
-        if not isinstance(source, FileSource) or source.schema.is_file() or plan.own_code():
+        if not isinstance(source, FileSource) or plan.own_code():
+            return None
+        if all(file.is_file() for file in (source.schema, *source.files)):
             return None
         origin = Path(str(folder.read_json(folder.origin)["plan"]))
         return origin if origin.is_file() and origin.read_bytes() == folder.plan.read_bytes() else None

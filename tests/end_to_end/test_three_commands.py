@@ -19,7 +19,6 @@ from tests.end_to_end.command_line import Outcome, privfair
 
 FRONTIER = ("--format", "frontier")
 SITES = (("north", 140), ("south", 160), ("west", 120))
-BOUNDS = ("bounds = [0, 120]", "bounds = [10, 60]")
 
 
 def write_sites(folder: Path, delimiter: str = ";", decimal: str = ",") -> list[Path]:
@@ -55,12 +54,10 @@ def _unwrapped(text: str) -> str:
 
 
 def fill_in(schema: Path) -> None:
-    """What a person does in an editor: public bounds, and lists as a codebook has them."""
-    text = schema.read_text("utf-8")
-    text = re.sub(r"= \[\] +# FILL IN; the files have: (.*)", r"= [\1]", text)
-    for bounds in BOUNDS:
-        text = text.replace("bounds = []", bounds, 1)
-    schema.write_text(text.replace("# missing = { value = 0", "missing = { value = 25"), encoding="utf-8")
+    """What a person does in an editor: public ranges, and lists compared with a codebook."""
+    text = schema.read_text("utf-8").replace("lists-from-codebook = false", "lists-from-codebook = true")
+    text = text.replace("age = []", "age = [0, 120]").replace("{range = []", "{range = [10, 60]")
+    schema.write_text(text, encoding="utf-8")
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +65,7 @@ def tried(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder after init, filling in and run."""
     folder = tmp_path_factory.mktemp("own")
     files = write_sites(folder)
-    flags = ("--target", "readmitted", "--sensitive", "sex", "--lists-are-public", "--out", folder)
+    flags = ("--target", "readmitted", "--sensitive", "sex", "--protect", "attribute", "--out", folder)
     made = privfair("init", *files, *flags)
     assert made.code == 0, made.err
     assert "cells are separated by a semicolon; decimals" in made.out
@@ -81,8 +78,10 @@ def tried(tmp_path_factory: pytest.TempPathFactory) -> Path:
     after = privfair("check", folder / "plan.toml")
     assert after.code == 0, after.out
     assert after.out.startswith("Protected: the sensitive attribute of each record")
-    plan = (folder / "plan.toml").read_text("utf-8").replace("rounds = 200", "rounds = 40")
-    (folder / "plan.toml").write_text(plan, encoding="utf-8")
+    assert "once            1              keep 0." in after.out, "the noise is printed"
+    assert " MB of memory." in after.out
+    with (folder / "plan.toml").open("a", encoding="utf-8") as plan:
+        plan.write("[privacy]\nrounds = 40\n")
     out = folder / "trial"
     done = run_honestly(out, "run", folder / "plan.toml", "--out", out, "--reruns", 1)
     assert done.code == 0, done.err
@@ -98,23 +97,23 @@ def test_init_takes_no_statistic_for_public(tried: Path) -> None:
     )
     assert again.code == 0, again.err
     schema, plan = (made / "schema.toml").read_text("utf-8"), (made / "plan.toml").read_text("utf-8")
-    assert "bounds = []" in schema
-    assert schema.count("values = []") + schema.count("classes = []") >= 3
-    assert "at-least = 0" in plan
-    assert 'algorithm = "gaussian"' in plan
-    assert 'left out: "patient"' in schema
+    assert "age = []  # FILL IN" in schema
+    assert 'bmi = {range = [], missing = "flag"}  # FILL IN' in schema
+    assert "lists-from-codebook = false  # FILL IN" in schema
+    assert 'ignore = ["patient"]' in schema
+    assert len(plan.splitlines()) == 5
+    assert "at-least = 0  # FILL IN" in plan
     assert "exists; remove it" in privfair("init", tried / "north.csv", "--target", "sex", "--out", made).err
 
 
 @pytest.mark.slow
 def test_check_names_all_mistakes_at_once(tried: Path) -> None:
-    """Two bounds that are not filled in, and the empty cells: three sentences, not one after the other."""
+    """Ranges that are not filled in, and lists that nobody compared: two causes, two lines."""
     text = (tried / "check.txt").read_text("utf-8")
     said = _unwrapped(text)
-    assert "[numeric.age] bounds" in said
-    assert "[numeric.bmi] bounds" in said
-    assert "has no value" in said
-    assert "5 mistakes" in said
+    assert "age, bmi': 2 columns have no range" in said
+    assert "compare those of ward, sex, readmitted with your codebook" in said
+    assert "2 mistakes" in said
     assert max(len(line) for line in text.splitlines() if str(tried) not in line) <= 80
 
 
@@ -123,8 +122,8 @@ def test_check_names_mistakes_of_plan_schema_and_files_together(tmp_path: Path) 
     flags = ("--target", "readmitted", "--sensitive", "sex", "--lists-are-public", "--out", tmp_path)
     assert privfair("init", *files, *flags).code == 0
     fill_in(tmp_path / "schema.toml")
-    plan = (tmp_path / "plan.toml").read_text("utf-8")
-    (tmp_path / "plan.toml").write_text(plan.replace("epsilon = 1", "epsilon = -1") + "fairnes = 1\n", encoding="utf-8")
+    plan = (tmp_path / "plan.toml").read_text("utf-8").replace("epsilon  = 1", "epsilon = -1")
+    (tmp_path / "plan.toml").write_text(plan + "[training]\nfairnes = 1\n", encoding="utf-8")
     text = files[1].read_text("utf-8").replace(",surgery,", ",moon,")
     files[1].write_text(text, encoding="utf-8")
     files[2].write_text(files[2].read_text("utf-8").replace(",", ";"), encoding="utf-8")
@@ -137,6 +136,35 @@ def test_check_names_mistakes_of_plan_schema_and_files_together(tmp_path: Path) 
     assert "cells are separated by a semicolon" in said
     assert '[file.exceptions."west.csv"]' in said
     assert "moon" not in said
+    assert "at-least = 0: is not filled in" in said, "found although other parts of the plan are wrong"
+
+
+def test_check_says_each_cause_once_with_the_places_where_it_is(tmp_path: Path) -> None:
+    files = write_sites(tmp_path, ",", ".")
+    flags = ("--target", "readmitted", "--at-least", 60, "--lists-are-public", "--out", tmp_path)
+    assert privfair("init", *files, *flags).code == 0
+    fill_in(tmp_path / "schema.toml")
+    for file in files:
+        text = file.read_text("utf-8").splitlines()
+        text[1:3] = [re.sub(r",\d+,", ",,", line, count=1) for line in text[1:3]]
+        file.write_text("\n".join(text) + "\n", encoding="utf-8")
+    found = privfair("check", tmp_path / "plan.toml", "--json").json()
+    (only,) = found["mistakes"]
+    assert "north.csv, column 'age', line 2: has no value (2 such cells)" in only
+    assert only.endswith("(and 2 more: south.csv 'age', west.csv 'age')")
+
+
+def test_check_warns_of_a_delta_that_lets_records_out(tmp_path: Path) -> None:
+    files = write_sites(tmp_path, ",", ".")
+    flags = ("--target", "readmitted", "--delta", 0.01, "--at-least", 60, "--lists-are-public", "--out", tmp_path)
+    assert privfair("init", *files, *flags).code == 0
+    fill_in(tmp_path / "schema.toml")
+    found = privfair("check", tmp_path / "plan.toml", "--json")
+    assert found.code == 0, found.out
+    assert "write for example delta = 0.0001" in found.json()["warnings"][0]
+    assert found.json()["settings"]["privacy"]["rounds"] > 0
+    assert found.json()["cost"]["rounds"] == found.json()["settings"]["privacy"]["rounds"]
+    assert found.json()["budget"]["epsilon"] == 1
 
 
 @pytest.mark.slow
@@ -280,4 +308,5 @@ def test_init_asks_what_to_protect_and_says_why(tmp_path: Path, monkeypatch: pyt
     assert "Why:" in said.out
     assert "NOT protected:" in said.out
     assert max(map(len, said.out.replace(str(tmp_path), "").splitlines())) <= 80
-    assert 'algorithm = "fair-plugin"' in (tmp_path / "asked" / "plan.toml").read_text("utf-8")
+    assert "Chosen: fair-plugin" in said.out
+    assert (tmp_path / "asked" / "plan.toml").read_text("utf-8").startswith('protect  = "record"')

@@ -123,16 +123,18 @@ def test_whole_numbers_may_name_classes() -> None:
 
 
 @pytest.mark.parametrize("place", ["docs/data.md", "privfair/data/schema_toml.py"])
-def test_the_documented_example_is_a_schema(place: str) -> None:
+def test_the_documented_examples_are_schemas(place: str) -> None:
     text = (Path(__file__).parents[2] / place).read_text()
     if place.endswith(".md"):
-        example = text.split("```toml\n")[1].split("```")[0]
+        examples = [part.split("```")[0] for part in text.split("```toml\n")[1:3]]
     else:
-        example = textwrap.dedent(text.split("::\n")[1].split("\nA numeric column")[0])
-    schema = parse_schema(example).schema
-    assert schema.unresolved == ()
-    assert schema.numeric[0].name == "age"
-    assert len(schema.numeric) == 2
+        parts = text.split("::\n")
+        ends = "\nThe layout with", "\nBoth may have"
+        examples = [textwrap.dedent(part.split(end)[0]) for part, end in zip(parts[1:], ends, strict=False)]
+    for example in examples:
+        schema = parse_schema(example).schema
+        assert schema.unresolved == ()
+        assert schema.numeric[0].name == "age"
 
 
 def test_absent_schema_file(tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ import pytest
 
 from calibrate.errors import InvalidInput
 from privfair.api.frames import toml_text
-from privfair.cli.start import _keep
 from privfair.data import stability
 from privfair.data.encode import encode_features, load_own_silo, load_own_silos
 from privfair.data.infer import ColumnRole, FileLayout, look_at, recognise, schema_text
@@ -153,30 +152,32 @@ def test_columns_are_sorted_by_what_they_look_like(tmp_path: Path) -> None:
     header = "person,age,stage,ward,remark,site,sex,late\n"
     (tmp_path / "a.csv").write_text(header + "\n".join(rows), encoding="utf-8")
     (tmp_path / "b.csv").write_text("more," + header + "\n".join(f"1,{row}" for row in rows), encoding="utf-8")
-    seen = look_at([tmp_path / "a.csv", tmp_path / "b.csv"], "late", "sex", ["stage"])
+    seen = look_at([tmp_path / "a.csv", tmp_path / "b.csv"], "late", ["sex"], ["stage"])
     roles = {column.name: column.role for column in seen.columns}
     assert roles["age"] is ColumnRole.NUMERIC
     assert roles["ward"] is ColumnRole.CATEGORICAL
     assert {name for name, role in roles.items() if role is ColumnRole.LEFT_OUT} == {
         *("person", "stage", "remark", "site", "more")
     }
-    text = schema_text(seen, public_lists=False)
-    assert '# FILL IN; the files have: "a", "b"' in text
-    assert 'values = ["a", "b"]' in schema_text(seen, public_lists=True)
-    assert "some cells are empty" not in text
+    text = schema_text(seen, confirmed=False)
+    assert "lists-from-codebook = false  # FILL IN" in text
+    assert "lists-from-codebook = true\n" in schema_text(seen, confirmed=True)
+    assert 'ward = ["a", "b"]\n' in text
+    assert "age = []  # FILL IN [low, high]\n" in text
 
 
 def test_empty_cells_of_a_column_of_names_say_what_to_do_and_it_works(tmp_path: Path) -> None:
     rows = [f"{'ab'[i % 2] if i else ''},{i % 60 + 18},{'ny'[i % 2]}" for i in range(90)]
     (tmp_path / "a.csv").write_text("ward,age,late\n" + "\n".join(rows), encoding="utf-8")
-    text = schema_text(look_at([tmp_path / "a.csv"], "late", None), public_lists=True)
-    filled = text.replace("bounds = []", "bounds = [0, 100]")
-    assert '# some cells are empty: list ""' in text
+    text = schema_text(look_at([tmp_path / "a.csv"], "late", ()), confirmed=True)
+    filled = text.replace("age = []", "age = [0, 100]")
+    assert 'ward = {values = ["a", "b"], missing = "category"}' in text
+    bare = filled.replace(', missing = "category"', "")
     with pytest.raises(BadData, match=r"'ward', line 2: has no value; fill or drop these records, or list \"\" "):
-        load_own_silos([tmp_path / "a.csv"], parse_schema(filled))
-    listed = filled.replace('values = ["a", "b"]', 'values = ["a", "b", ""]')
-    (silo,) = load_own_silos([tmp_path / "a.csv"], parse_schema(listed))
-    assert len(silo.data.features) == 90
+        load_own_silos([tmp_path / "a.csv"], parse_schema(bare))
+    (silo,) = load_own_silos([tmp_path / "a.csv"], parse_schema(filled))
+    assert silo.data.feature_names == ("age", "ward=a", "ward=b", "ward=missing")
+    np.testing.assert_array_equal(silo.data.features[:2, 1:], [[0, 0, 1], [0, 1, 0]])
 
 
 def test_a_columns_name_writes_nothing_into_the_schema_but_itself(tmp_path: Path) -> None:
@@ -185,23 +186,22 @@ def test_a_columns_name_writes_nothing_into_the_schema_but_itself(tmp_path: Path
     rows = [[f"k{n}", f"j{n % 3}", f"g{n % 2}", str(20 + n % 30), "yes" if n % 2 else "no"] for n in range(70)]
     with (tmp_path / "d.csv").open("w", encoding="utf-8", newline="") as file:
         csv.writer(file).writerows([names, *rows])
-    text = schema_text(look_at([tmp_path / "d.csv"], "ill", None), public_lists=True)
+    text = schema_text(look_at([tmp_path / "d.csv"], "ill", ()), confirmed=True)
     found = tomllib.loads(text)
-    assert found["numeric"] == {"age": {"bounds": []}}
-    assert list(found["categorical"]) == names[1:3]
+    assert found["columns"]["age"] == []
+    assert set(found["columns"]) == {*names[1:3], "age", "ill"}
+    assert found["ignore"] == names[:1]
     assert tomllib.loads(toml_text({"a": {names[2]: names}}))["a"] == {names[2]: names}
-    layouts = 'version = 1\n\n[file]\ndelimiter = ";"\n\n[file.exceptions."a"]\ndelimiter = ","\n# left out: "[file]"\n'
-    assert tomllib.loads(_keep(layouts, "user"))["file"]["keep"] == ["user"], "of all files, not of the exception"
 
 
 def test_files_that_are_written_differently_are_read_each_in_its_way(folder: Path) -> None:
     """One site exports with points and commas, the others with commas and semicolons: the same records either way."""
     (folder / "two.csv").write_text(ROWS.replace(",", ".").replace(";", ","), encoding="utf-8")
     files = [folder / "one.csv", folder / "two.csv"]
-    seen = look_at([*files, folder / "one.csv"], "y", "s")
+    seen = look_at([*files, folder / "one.csv"], "y", ["s"])
     assert seen.layouts.usual == FileLayout(";", ",")
     assert seen.layouts.exceptions == {"two.csv": FileLayout()}
-    written = schema_text(seen, public_lists=True)
+    written = schema_text(seen, confirmed=True)
     declared = SCHEMA + written[written.index("[file.exceptions") :]
     one, two = load_own_silos(files, parse_schema(declared))
     np.testing.assert_array_equal(one.data.features, two.data.features)
@@ -216,7 +216,7 @@ def test_two_files_of_one_name_cannot_be_told_apart_by_it(folder: Path) -> None:
     (folder / "deeper").mkdir()
     (folder / "deeper" / "one.csv").write_text(ROWS.replace(",", ".").replace(";", ","), encoding="utf-8")
     with pytest.raises(InvalidInput, match="rename one of them"):
-        look_at([folder / "one.csv", folder / "deeper" / "one.csv"], "y", "s")
+        look_at([folder / "one.csv", folder / "deeper" / "one.csv"], "y", ["s"])
 
 
 def test_every_table_of_a_schema_is_checked(tmp_path: Path) -> None:
