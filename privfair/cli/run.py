@@ -106,9 +106,9 @@ def check_command(plan: Path, sensitivity: bool, budget: Path | None, rounds: in
         sys.exit(1)
 
 
-def _settings(file: Plan) -> dict[str, dict[str, Any]]:
+def _settings(file: Plan) -> dict[str, dict[str, object]]:
     """The plan's parameters and training options with every default, as a plan file spells them."""
-    found: dict[str, dict[str, Any]] = {"privacy": dict(file.privacy), "training": dict(file.training)}
+    found: dict[str, dict[str, object]] = {"privacy": dict(file.privacy), "training": dict(file.training)}
     with suppress(PrivfairError):
         parameters = plan_from_mapping(file.algorithm, file.privacy).parameters()
         found["privacy"] = {key.replace("_", "-"): value for key, value in parameters.items() if value is not None}
@@ -131,7 +131,7 @@ def _warnings(document: BudgetDocument, records: int) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
-class Cost:
+class RunCost:
     """What training will take on this machine, measured on a few rounds of the same code."""
 
     rounds: int
@@ -155,7 +155,7 @@ class _Clock(RunObserver):
         self.times.append(time.monotonic())
 
 
-def _measure_cost(file: Plan, document: BudgetDocument) -> Cost | None:
+def _measure_cost(file: Plan, document: BudgetDocument) -> RunCost | None:
     """The time of some rounds as an audit runs them again; None where the records are not here or code is not ours."""
     training = training_plan(file)
     if isinstance(training.data.source, SiteSource) or file.search is not None or training.own_code():
@@ -169,7 +169,7 @@ def _measure_cost(file: Plan, document: BudgetDocument) -> Cost | None:
     steps = [after - before for before, after in pairwise(clock.times)]
     each = sorted(steps)[len(steps) // 2] if steps else 0.0
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
-    return Cost(rounds, rounds * each / 60, memory)
+    return RunCost(rounds, rounds * each / 60, memory)
 
 
 _TRIED_ROUNDS = 6

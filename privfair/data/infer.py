@@ -1,7 +1,7 @@
 """What files look like, for a first plan: delimiter and decimals, and which column may be what.
 
 Nothing that is seen here becomes a public constant. Ranges stay empty until a person fills them in from a codebook, a
-form or a law; lists of names count only once a person confirms that a codebook has them.
+form or a law; lists of names count only after a person confirms that a codebook has them.
 """
 
 from __future__ import annotations

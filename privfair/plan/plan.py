@@ -285,10 +285,10 @@ def _read_lists(path: Path) -> _Lists:
 
 def _whole(
     short: Table, algorithm: object, tables: Mapping[str, Any], lists: _Lists
-) -> tuple[str, dict[str, dict[str, Any]]]:
+) -> tuple[str, dict[str, dict[str, object]]]:
     """The algorithm and the tables of a short plan; what its own tables say wins over every default."""
     given = short.get("protect", "record")
-    if given not in PROTECT:
+    if not isinstance(given, str) or given not in PROTECT:
         raise InvalidInput("protect", given, "is not one of the choices", nearest(str(given), list(PROTECT)))
     unit, files, at_least = PROTECT[given], short.get("files", ()), short.get("at-least")
     if unit is Protected.USER and lists.user is None and "users" not in tables.get("data", {}):
@@ -306,7 +306,7 @@ def _whole(
     if unit is Protected.USER and _has_parameter(name, "cohort"):
         users = at_least if isinstance(at_least, int) and at_least > 0 else 1
         privacy |= {"users": users, "cohort": max(1, users // 10)}
-    data: dict[str, Any] = {"schema": SCHEMA_NAME}
+    data: dict[str, object] = {"schema": SCHEMA_NAME}
     data |= {key: short[key] for key in ("files", "at-least") if key in short and unit is not Protected.ATTRIBUTE}
     data |= {"files": short["files"]} if "files" in short else {}
     if unit is Protected.USER and lists.user is not None:
