@@ -30,7 +30,7 @@ from audit.bounds import (
     power_against,
 )
 from audit.bounds.lower_bound import allowed_failure
-from audit.report.results import Attack, AuditReport, Promise
+from audit.report.results import Attack, AuditReport, Promise, Standing
 from audit.settings import CONFIDENCE
 from audit.verdict import judge
 from calibrate.arrays import Integers
@@ -127,11 +127,13 @@ def claim_of(epsilon: float | None, delta: float, mechanism: Release | None, sou
     price = declared_price(mechanism, delta)
     if epsilon is None:
         EpsilonDelta(price.upper, delta)
-        return Promise(epsilon=price.upper, delta=delta, source="the price of the declared mechanism")
+        source = "the price of the declared mechanism"
+        return Promise(epsilon=price.upper, delta=delta, source=source, standing=Standing.PRICED)
     if price.lower > epsilon:
         rule = f"is less than the declared mechanism costs, {price.lower:.4g} at delta = {delta:g}"
         raise InvalidInput("epsilon", epsilon, rule, "declare the mechanism that keeps it, or leave epsilon out")
-    return Promise(epsilon=epsilon, delta=delta, source=source)
+    standing = Standing.PRICED if price.upper <= epsilon else Standing.CLAIMED
+    return Promise(epsilon=epsilon, delta=delta, source=source, standing=standing)
 
 
 def _by_betting(

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import inspect
 import os
-import random as standard_random
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -24,9 +23,10 @@ from numpy.typing import ArrayLike
 
 from audit import bounds
 from audit.bounds.lower_bound import OneRunBound
+from audit.coins.loop import measure_loop
 from audit.coins.one_run import claim_of
 from audit.coins.training_canaries import TrainingCanaries, TrainingCanaryKind, training_data
-from audit.coins.training_signals import CROWD, Access, Watch, scores_of_runs
+from audit.coins.training_signals import CROWD, Access, Train, Watch, call_training, loaded, scores_of_runs
 from audit.executors import finished
 from audit.models.in_memory import signal_of_model
 from audit.named import load_named
@@ -38,7 +38,6 @@ from calibrate.errors import InvalidInput, count, open_unit, positive
 from calibrate.privacy_unit import EpsilonDelta
 from calibrate.releases import Release
 
-Train = Callable[..., Any]
 Score = Callable[[Any, Any], ArrayLike]
 Progress = Callable[[int, int], None]
 
@@ -90,21 +89,20 @@ class TrainingRun:
 
         The generators of Python, numpy and torch start anew in every run, so that runs in forked processes do not share
         their noise. A function that seeds itself does share it; that is the function's own doing, and counts. Another
-        `beginning` of the generators is for the same run once more. What the function prints goes to standard error:
-        standard output is the command's own.
+        `beginning` of the generators is for the same run once more.
         """
-        _seed_generators(self.seed, number, beginning)
         data = self.canaries.dataset(self.canaries.coins(number, self.seed), number, self.seed).given
         watch = Watch(self.access, self.canaries.records.given, self.canaries.crowd(CROWD).given)
         start = time.perf_counter()
+        model = call_training(self.train, data, watch, self.seed, number, beginning)
+        seconds = time.perf_counter() - start
         with redirect_stdout(sys.stderr):
-            train = _loaded(self.train)
-            model = train(data, watch) if _takes_watch(train) else train(data)
-            seconds = time.perf_counter() - start
             signals = [self._of_model(model)] if self.access is Access.FINAL_MODEL else watch.steps
         if not signals:
             rule = f"never called watch with its {self.access.value}, or only once"
-            raise InvalidInput("train", _name_of(train), rule, "see docs/audit-training.md, or audit its final model")
+            raise InvalidInput(
+                "train", _name_of(loaded(self.train)), rule, "see docs/audit-training.md, or audit its final model"
+            )
         table = np.stack(signals)
         if table.shape[1:] != (len(self.canaries.records),) or not np.isfinite(table).all():
             raise InvalidInput(
@@ -115,7 +113,7 @@ class TrainingRun:
     def _of_model(self, model: Any) -> Floats:
         records = self.canaries.records
         if self.score is not None:
-            return np.asarray(_loaded(self.score)(model, records.given), dtype=np.float64)
+            return np.asarray(loaded(self.score)(model, records.given), dtype=np.float64)
         return signal_of_model(model, records)
 
 
@@ -125,7 +123,7 @@ def audit_training(
     *,
     epsilon: float | None = None,
     delta: float = 1e-5,
-    mechanism: Release | None = None,
+    mechanism: Release | str | None = None,
     access: Access | str = Access.FINAL_MODEL,
     label: str | None = None,
     unit: str | None = None,
@@ -147,8 +145,9 @@ def audit_training(
     data: a pandas table, or a pair (features, labels) of arrays or tensors; canaries are taken out of it.
     epsilon: the claim on trial, for adding or removing one unit; None to ask only for the bound.
     delta: at which the bound and the claim are meant.
-    mechanism: the release that the function declares, for adding or removing one unit; it proves more, for functions
-        that are this release at some noise. Without `epsilon` its price is the claim.
+    mechanism: the release that the function declares, for adding or removing one unit. Its noise, batches and steps
+        are measured (audit/coins/loop.py), and the bound proves more, for functions that are this release at some
+        noise. Without `epsilon` its price is the claim.
     access: what an observer sees: final-model, iterates or gradients.
     label: the table's column with the class, or the quantity.
     unit: the table's column that tells people apart; one coin per person.
@@ -167,17 +166,19 @@ def audit_training(
     nothing but the data, so that the bound is valid for every function that is private with respect to adding or
     removing one unit.
     """
+    release: Release | None = load_named(mechanism) if isinstance(mechanism, str) else mechanism
     chosen = TrainingAuditOptions(Access(access), runs, canaries, unit, confidence, seed, budget_seconds)
     if epsilon is not None:
         EpsilonDelta(epsilon, delta)
-    promise = claim_of(epsilon, delta, mechanism, "claimed of the training function")
-    rare = chosen.access is not Access.FINAL_MODEL
-    taken = TrainingCanaries.take(training_data(data, label, unit), chosen.canaries, unit, seed, rare)
+    promise = claim_of(epsilon, delta, release, "claimed of the training function")
+    rare, table = chosen.access is not Access.FINAL_MODEL, training_data(data, label, unit)
+    taken = TrainingCanaries.take(table, chosen.canaries, unit, seed, rare)
+    loop = () if release is None or unit is not None else measure_loop(train, table, release, seed)
     case = TrainingRun(train, taken, chosen.access, seed, score)
     store = _Store.of(folder, case, chosen, "runs")
     seen = _Campaign(case, chosen, executor, store, progress).run()
     guesses = _guesses(seen, taken, seed)
-    method = bounds.OneRun() if mechanism is None else bounds.bound_for(mechanism)
+    method = bounds.OneRun() if release is None else bounds.bound_for(release)
     bound = bounds.bound_over(method, _declared(guesses), delta, confidence)
     power, without = 0.0, None
     if control is not None:
@@ -187,7 +188,7 @@ def audit_training(
         claimed = bounds.claimed_curve(method, 0.0 if promise is None else promise.epsilon, delta)
         power = _power(claimed, method, without, guesses.coins, confidence)
     attack = _attack(chosen, bound, guesses, without, power)
-    report = judge(promise, (), (attack,), confidence)
+    report = judge(promise, loop, (attack,), confidence)
     if _repeats_itself(case, executor, store, seen):
         kept = report.verdict is not Conclusion.CONSISTENT
         verdict = report.verdict if kept else Conclusion.INCONCLUSIVE
@@ -347,17 +348,13 @@ class _Store:
 def _fingerprint(case: TrainingRun, options: TrainingAuditOptions) -> str:
     """Of everything that decides a run: the function's own file, the data, canaries and seed."""
     parts = [
-        _name_of(_loaded(case.train)),
-        _source_of(_loaded(case.train)),
+        _name_of(loaded(case.train)),
+        _source_of(loaded(case.train)),
         case.canaries.rest.digest(),
         case.canaries.records.digest(),
         f"{options.access.value} {options.canaries} {options.unit} {options.seed}",
     ]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
-
-
-def _loaded(function: Callable[..., Any] | str) -> Callable[..., Any]:
-    return load_named(function) if isinstance(function, str) else function
 
 
 def _source_of(function: Train) -> str:
@@ -373,27 +370,6 @@ def _name_of(function: Train) -> str:
     return f"{getattr(function, '__module__', '')}:{getattr(function, '__qualname__', type(function).__name__)}"
 
 
-def _takes_watch(function: Train) -> bool:
-    """Whether a second argument can be given."""
-    try:
-        inspect.signature(function).bind(None, None)
-    except (TypeError, ValueError):
-        return False
-    return True
-
-
 def _workers(executor: Executor | None) -> int:
     known = getattr(executor, "_max_workers", 1)
     return known if isinstance(known, int) else 1
-
-
-def _seed_generators(seed: int, number: int, start: int) -> None:
-    words = np.random.SeedSequence((seed, 0x5EED + start, number)).generate_state(3)
-    first, second, third = (int(one) for one in words)
-    standard_random.seed(first)
-    np.random.seed(second)
-    try:
-        import torch
-    except ImportError:
-        return
-    torch.manual_seed(third)

@@ -252,7 +252,7 @@ def _changed(records: AnyData, rest: AnyData, kinds: NDArray[np.str_], random: n
     )
     labels = records.labels.copy()
     for rows in (wrong, rare):
-        labels[rows] = _other_labels(labels[rows], rest.labels, random)
+        labels[rows] = other_labels(labels[rows], rest.labels, random)
     records = records.with_labels(labels)
     extreme = records.part(rare).made_rare(rest, random) if len(rare) else records.part(rare)
     order = np.concatenate((np.flatnonzero(~np.isin(np.arange(len(records)), rare)), rare))
@@ -260,7 +260,7 @@ def _changed(records: AnyData, rest: AnyData, kinds: NDArray[np.str_], random: n
     return joined.part(np.argsort(order))
 
 
-def _other_labels(labels: Column, known: Column, random: np.random.Generator) -> Column:
+def other_labels(labels: Column, known: Column, random: np.random.Generator) -> Column:
     """Another class each; of a quantity the end that is farther away."""
     distinct = np.unique(known)
     if len(distinct) < 2:

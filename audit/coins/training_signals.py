@@ -15,17 +15,23 @@ does not look at the coins of the runs that are counted; a better one only finds
 
 from __future__ import annotations
 
+import inspect
+import random as standard_random
+import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import redirect_stdout, suppress
 from enum import Enum
 from typing import Any, final
 
 import numpy as np
 from numpy.typing import ArrayLike
 
+from audit.named import load_named
 from calibrate.arrays import Booleans, Floats, Integers
 from calibrate.errors import InvalidInput
 
 GradientsOf = Callable[[Any], ArrayLike]
+Train = Callable[..., Any]
 
 _MOST_COORDINATES = 20_000
 """Of a larger model so many, drawn at random, are looked at."""
@@ -61,13 +67,13 @@ class Watch:
     def gradient(self, noisy: object, gradients_of: GradientsOf) -> None:
         """One step's gradient as the optimiser used it: an array, or a sequence of arrays or tensors."""
         if self.access is Access.GRADIENTS:
-            self._score(self._chosen(_flat(noisy)), self._directions(gradients_of))
+            self._score(self._chosen(flat(noisy)), self._directions(gradients_of))
 
     def parameters(self, values: object, gradients_of: GradientsOf) -> None:
         """All parameters after one step; the change since the call before is what is looked at."""
         if self.access is not Access.ITERATES:
             return
-        now, directions = self._chosen(_flat(values)), self._directions(gradients_of)
+        now, directions = self._chosen(flat(values)), self._directions(gradients_of)
         if self._before is not None:
             self._score(self._before[0] - now, self._before[1])
         self._before = now, directions
@@ -84,14 +90,14 @@ class Watch:
         parameters = [one for one in module.parameters() if one.requires_grad]
 
         def gradients_of(records: Any) -> Floats:
-            return _torch_gradients(module, loss, records if encode is None else encode(records))
+            return torch_gradients(module, loss, records if encode is None else encode(records))
 
         if self.access is Access.ITERATES:
             self.parameters(parameters, gradients_of)
             return
         # The step's gradients were taken where the call before left the parameters, not where they are now.
         if self._ahead is not None:
-            self._score(self._chosen(_flat([one.grad for one in parameters])), self._ahead)
+            self._score(self._chosen(flat([one.grad for one in parameters])), self._ahead)
         self._ahead = self._directions(gradients_of)
 
     def _directions(self, gradients_of: GradientsOf) -> Floats:
@@ -119,6 +125,38 @@ class Watch:
         self.steps.append(directions @ moved)
 
 
+def call_training(train: Train | str, given: Any, watch: Any, seed: int, number: int, beginning: int = 0) -> Any:
+    """The function's model, with all generators begun as these numbers say; `watch` is given if it takes one.
+
+    What the function prints goes to standard error: standard output is the command's own.
+    """
+    words = np.random.SeedSequence((seed, 0x5EED + beginning, number)).generate_state(3)
+    first, second, third = (int(one) for one in words)
+    standard_random.seed(first)
+    np.random.seed(second)
+    with suppress(ImportError):
+        import torch
+
+        torch.manual_seed(third)
+    with redirect_stdout(sys.stderr):
+        function = loaded(train)
+        return function(given, watch) if _takes_watch(function) else function(given)
+
+
+def loaded(function: Callable[..., Any] | str) -> Callable[..., Any]:
+    """The function itself, or the one that module:name names."""
+    return load_named(function) if isinstance(function, str) else function
+
+
+def _takes_watch(function: Train) -> bool:
+    """Whether a second argument can be given."""
+    try:
+        inspect.signature(function).bind(None, None)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
 def _without_loud(own: Floats, crowd: Floats) -> Floats:
     """own (C + ridge)^-1 ridge, with C the second moments of the crowd's gradients, each of length 1 at most."""
     longest = np.maximum(1.0, np.linalg.norm(crowd, axis=1, keepdims=True))
@@ -128,7 +166,8 @@ def _without_loud(own: Floats, crowd: Floats) -> Floats:
     return np.asarray(own - np.linalg.solve(small, unit @ own.T).T @ unit)
 
 
-def _flat(values: object) -> Floats:
+def flat(values: object) -> Floats:
+    """All numbers of an array, or of a sequence of arrays or tensors, in order."""
     parts = values if isinstance(values, Sequence) else [values]
     if not len(parts) or any(part is None for part in parts):
         raise InvalidInput(
@@ -138,7 +177,7 @@ def _flat(values: object) -> Floats:
     return np.concatenate([part.ravel() for part in flat])
 
 
-def _torch_gradients(module: Any, loss: Callable[[Any, Any], Any], records: Any) -> Floats:
+def torch_gradients(module: Any, loss: Callable[[Any, Any], Any], records: Any) -> Floats:
     """One row per record, in the order of the module's trainable parameters."""
     import torch
 

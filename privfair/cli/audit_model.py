@@ -292,6 +292,7 @@ def model_command(
 @rare_option("--canaries", type=click.IntRange(min=2), help="Number of units with a coin in each run.")
 @rare_option("--score", help="score(model, records), as MODULE:FUNCTION: a number per record, larger for member.")
 @rare_option("--control", help="The same training without noise, as MODULE:FUNCTION, to measure the power with.")
+@rare_option("--mechanism", help="Release that the function declares, as MODULE:NAME; its noise is measured.")
 @rare_option("--workers", type=click.IntRange(min=1), default=1, help="Number of processes that call the function.")
 @rare_option("--scheduler", help="Address of a Dask scheduler, for example tcp://127.0.0.1:8786.")
 @seed_option
@@ -303,6 +304,7 @@ def training_command(
     arrays: bool,
     score: str | None,
     control: str | None,
+    mechanism: str | None,
     folder: Path | None,
     workers: int,
     scheduler: str | None,
@@ -324,7 +326,7 @@ def training_command(
     EpsilonDelta(1.0 if effort["epsilon"] is None else effort["epsilon"], effort["delta"])
     _require_columns(data_path, label, unit, arrays)
     with redirect_stdout(sys.stderr):  # the user's module may print
-        for named in (function, control, score):
+        for named in (function, control, score, mechanism):
             if named is not None:
                 load_named(named)
 
@@ -339,6 +341,7 @@ def training_command(
             unit=unit,
             score=score,
             control=control,
+            mechanism=mechanism,
             executor=executor,
             folder=folder,
             progress=progress,
