@@ -34,7 +34,7 @@ _MOST_STEPS, _MOST_NUMBERS = 64, 20_000_000
 _EQUAL, _OUTSIDE, _RANK, _WHOLE, _ROUNDING, _APART, _TINY = 1e-6, 1e-2, 1e-5, 0.1, 1e-3, 0.3, 1e-100
 _HALF, _FALLS = 0.5, 0.9
 _ALIKE, _LEAST_VALUES = 0.8, 60
-"""Noise of two steps whose correlation is above this is not fresh; with so many values chance gets there at 1e-13."""
+"""Noise of two steps whose correlation is above this is not fresh; with this number of values chance gets there at 1e-13."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class DeclaredLoop:
 
     @classmethod
     def of(cls, release: Release) -> DeclaredLoop | None:
-        """None for a release that is not made of steps with one Gaussian each."""
+        """None for a release whose steps are not one Gaussian each."""
         leaves = multiplicities(release)
         noise = [leaf.release if isinstance(leaf, Sampled) else leaf for leaf in leaves]
         drawn = {leaf.sampling if isinstance(leaf, Sampled) else Poisson(1.0) for leaf in leaves}
@@ -148,11 +148,9 @@ class _Recorder:
 
 def _usual_loss(prediction: Any, label: Any) -> Any:
     """Of one output every loss has the same direction; of several it is taken to be the cross-entropy."""
-    from torch.nn import functional
-
     if prediction.shape[-1] > 1 and not label.is_floating_point():
-        return functional.cross_entropy(prediction, label)
-    return functional.mse_loss(prediction.flatten(), label.to(prediction.dtype).flatten())
+        return -prediction.log_softmax(-1).gather(-1, label[:, None]).mean()
+    return ((prediction.flatten() - label.flatten()) ** 2).mean()
 
 
 def _observe(
@@ -180,7 +178,7 @@ def _observe(
 @final
 @dataclass(frozen=True, eq=False)
 class _Exchange:
-    """Data of one far-out record in many copies, and a few others; of the copies the first so many are exchanged."""
+    """Data of one far-out record in many copies, and a few others; the first of the copies are exchanged."""
 
     canary: AnyData
     other: AnyData
@@ -264,7 +262,7 @@ def _by_layer(step: _Step, run: _Recorder) -> Iterator[tuple[Floats, int]]:
 
 
 def _of_one_record(moved: Floats, rows: Floats) -> Floats:
-    """What one record adds, at least: its own part where the two parts tell apart, else half of the exchange."""
+    """What one record adds, at least: its part where the two can be separated, else half of the exchange."""
     unit = rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-300)
     if np.linalg.svd(unit, compute_uv=False).min() > _APART:
         parts = np.linalg.lstsq(unit.T, moved, rcond=None)[0]
@@ -277,7 +275,7 @@ def _basis(rows: Floats) -> Floats:
     lengths = np.linalg.norm(rows, axis=1, keepdims=True)
     if not lengths.max() > 0:
         return rows[:0]
-    # A gradient that has all but vanished is mostly rounding, and would count as a direction of its own.
+    # A gradient that has all but vanished is mostly rounding, and would add a direction.
     _, sizes, vectors = np.linalg.svd(rows / np.maximum(lengths, _ROUNDING * lengths.max()), full_matrices=False)
     return np.asarray(vectors[sizes > _RANK * sizes[0]])
 
@@ -373,7 +371,7 @@ def _why_not(seen: _Seen) -> str:
 
 
 def _noise_check(declared: DeclaredLoop, seen: Sequence[_Seen], noise: _Noise) -> Check:
-    """The quotient of noise and sensitivity, each layer with noise of its own."""
+    """The quotient of noise and sensitivity, with separate noise for each layer."""
     moved = [one.moved for one in seen if one.moved is not None]
     steps, free = noise.squares.shape[1], noise.free.sum(axis=(0, 1))
     if not moved or not steps or not free.any():
@@ -423,7 +421,7 @@ def _power(reached: float, free: float) -> NoisePower:
 
 
 def _batch_check(declared: DeclaredLoop, seen: Sequence[_Seen]) -> Check:
-    """Too many steps, too large batches, or batches of one size where each record has a chance of its own."""
+    """Too many steps, too large batches, or batches of one size where records should join independently."""
     steps = max(one.run.total for one in seen)
     counts = [one.batch for one in seen if one.batch is not None]
     finding = f"{steps} steps, declared {declared.steps}"

@@ -45,7 +45,7 @@ _SHARES = (0.05, 0.2, 0.5, 1.0)
 
 
 def coin_flip(n: int, seed: int, sides: int = 2) -> Integers:
-    """Independent fair coins, to be tossed before the training that they decide about.
+    """Independent fair coins, to be flipped before the training that they decide about.
 
     n: how many; one per canary. With 1 it is trained on, with 0 it is left out.
     seed: known to the auditor alone; neither the training nor the scores may depend on it.
@@ -70,13 +70,13 @@ def one_run(
     controls: ArrayLike | None = None,
     mechanism: Release | None = None,
 ) -> AuditReport:
-    """What one training run betrays about its coins, as a lower bound on epsilon and a verdict on a claim.
+    """What one training run reveals about its coins, as a lower bound on epsilon and a verdict on a claim.
 
     scores: one per coin, larger the more it looks like 1 (for example minus the canary's loss). Only their order
         counts: its middle is "no idea", its ends are guessed first. For k sides a table (coins, k) of log likelihoods.
     coins: what `coin_flip` gave.
     delta: at which the bound and the claim are meant; 0 for pure differential privacy.
-    epsilon: the claim on trial; None to ask only for the bound.
+    epsilon: the claim that is tested; None to ask only for the bound.
     confidence: probability with which the bound is not above the true epsilon.
     controls: scores of the same audit with the noise switched off; without them no power is known, and a claim that
         is not refuted is inconclusive.
@@ -84,7 +84,7 @@ def one_run(
         this release with its noise times a factor; without `epsilon` its price is the claim.
 
     Guarantee: docs/theorems/audit-bounds.md, "The e-process": valid for any training that is private with respect to
-    changing one coin (one canary added, removed or replaced), if the coins are fair and independent, were tossed before
+    changing one coin (one canary added, removed or replaced), if the coins are fair and independent, were flipped before
     it, and entered nothing but the data. There is no threshold to choose. With `mechanism` "A declared mechanism"
     there: valid for trainings that are this release at some noise; the number of guesses follows from coins and claim.
 

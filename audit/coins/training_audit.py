@@ -1,4 +1,4 @@
-"""Does somebody's training function keep its promise? Canaries with coins, one run or many, at three levels of access.
+"""Does anyone's training function keep its promise? Canaries with coins, one run or many, at three levels of access.
 
 The function is called as it is. What it is given is the data without the canaries whose coin said "out"; what is looked
 at is what `Access` names. Each finished run is one file, so that nothing is lost by an interrupt.
@@ -42,7 +42,7 @@ Score = Callable[[Any, Any], ArrayLike]
 Progress = Callable[[int, int], None]
 
 _SHARES = (0.02, 0.05, 0.1, 0.25, 0.6)
-"""Of all guesses, strongest first: how many count. Declared here, before any coin is tossed."""
+"""Of all guesses, strongest first: how many count. Declared here, before any coin is flipped."""
 _FEWEST = 12
 _SEEDED = "two runs on the same data show the very same, so the training draws no noise, or seeds its noise itself"
 _LEAST_TO_LEARN, _MOST_LESSONS = 8, 16
@@ -87,7 +87,7 @@ class TrainingRun:
     def __call__(self, number: int, beginning: int = 0) -> tuple[Floats, float]:
         """For each step (of a model: one) a signal per canary, larger for "was in"; and how many seconds it took.
 
-        The generators of Python, numpy and torch start anew in every run, so that runs in forked processes do not share
+        The generators of Python, numpy and torch start again in every run, so that runs in forked processes do not share
         their noise. A function that seeds itself does share it; that is the function's own doing, and counts. Another
         `beginning` of the generators is for the same run once more.
         """
@@ -143,7 +143,7 @@ def audit_training(
     train: `train(data) -> model`, whatever library it uses, or its name as module:function; with access to
         more than the model `train(data, watch)`, which calls `watch` once per step (docs/audit-training.md).
     data: a pandas table, or a pair (features, labels) of arrays or tensors; canaries are taken out of it.
-    epsilon: the claim on trial, for adding or removing one unit; None to ask only for the bound.
+    epsilon: the tested claim, for adding or removing one unit; None to ask only for the bound.
     delta: at which the bound and the claim are meant.
     mechanism: the release that the function declares, for adding or removing one unit. Its noise, batches and steps
         are measured (audit/coins/loop.py), and the bound proves more, for functions that are this release at some
