@@ -34,7 +34,7 @@ _MOST_STEPS, _MOST_NUMBERS = 64, 20_000_000
 _EQUAL, _OUTSIDE, _RANK, _WHOLE, _ROUNDING, _APART, _TINY = 1e-6, 1e-2, 1e-5, 0.1, 1e-3, 0.3, 1e-100
 _HALF, _FALLS = 0.5, 0.9
 _ALIKE, _LEAST_VALUES = 0.8, 60
-"""Noise of two steps whose correlation is above this is not fresh; with this number of values chance gets there at 1e-13."""
+"""Noise of two steps whose correlation is above this is not fresh; with that many values chance gets there at 1e-13."""
 
 
 @dataclass(frozen=True)

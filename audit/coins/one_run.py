@@ -84,7 +84,7 @@ def one_run(
         this release with its noise times a factor; without `epsilon` its price is the claim.
 
     Guarantee: docs/theorems/audit-bounds.md, "The e-process": valid for any training that is private with respect to
-    changing one coin (one canary added, removed or replaced), if the coins are fair and independent, were flipped before
+    changing one coin (one canary added, removed or replaced), if the coins are fair, independent, were flipped before
     it, and entered nothing but the data. There is no threshold to choose. With `mechanism` "A declared mechanism"
     there: valid for trainings that are this release at some noise; the number of guesses follows from coins and claim.
 

@@ -87,7 +87,7 @@ class TrainingRun:
     def __call__(self, number: int, beginning: int = 0) -> tuple[Floats, float]:
         """For each step (of a model: one) a signal per canary, larger for "was in"; and how many seconds it took.
 
-        The generators of Python, numpy and torch start again in every run, so that runs in forked processes do not share
+        The generators of Python, numpy and torch restart in every run, so that runs in forked processes do not share
         their noise. A function that seeds itself does share it; that is the function's own doing, and counts. Another
         `beginning` of the generators is for the same run once more.
         """
