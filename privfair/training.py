@@ -22,6 +22,7 @@ from calibrate.privacy_unit import EpsilonDelta
 from privfair.data.dataset import Silos
 from privfair.data.encode import load_own_silo
 from privfair.data.training_data import site_format
+from privfair.durable import read_named
 from privfair.fairness.measurement import Measured, emptiness
 from privfair.federation.remote import EngineNodes, Node, ResendingTransport, read_guards
 from privfair.federation.sockets import SocketTransport
@@ -142,7 +143,9 @@ class TrustInForce:
     def __init__(self, trust: str | Path | TrustFile, root: str | Path | None = None) -> None:
         self._root = None if root is None else load_public(Path(root), _no_password)
         self._path = None if isinstance(trust, TrustFile) else Path(trust)
-        self.file = trust if isinstance(trust, TrustFile) else read_trust(_read("trust", Path(trust)), self._root)
+        self.file = (
+            trust if isinstance(trust, TrustFile) else read_trust(read_named(Path(trust), "--trust"), self._root)
+        )
 
     @property
     def seen(self) -> TrustSeen:
@@ -152,7 +155,7 @@ class TrustInForce:
     def require_signed(self, manifest: AuthenticManifest, at: datetime | None = None) -> None:
         """Refuse to go on unless the manifest is still signed by every role, with keys that are live at `at`."""
         if self._path is not None:
-            content = _read("trust", self._path)
+            content = read_named(self._path, "--trust")
             self.file = read_trust(content, self._root, at, least_sequence=self.file.sequence)
         require_still_signed(manifest, self.file, at)
 
@@ -200,7 +203,7 @@ def prepare(
 ) -> PreparedRun:
     """Read and verify everything, spending nothing."""
     trusted = trust if isinstance(trust, TrustInForce) else TrustInForce(trust, root)
-    return prepare_run(Path(plan), _read("manifest", Path(manifest)), trusted.file, searching=True)
+    return prepare_run(Path(plan), read_named(Path(manifest), "--manifest"), trusted.file, searching=True)
 
 
 def execute(
@@ -223,10 +226,10 @@ def execute(
         raise Refused(
             "a search does not go on after it stopped: its tries are gone and its budget is spent; sign a new budget"
         )
-    going_on = resume and RunFolder(Path(out)).begun
     # A ledger that cannot be opened leaves no folder behind.
     with Ledger.open(ledger, None if anchor is None else Path(anchor)) as book, ExitStack() as stack:
-        folder = RunFolder(Path(out)) if going_on else RunFolder.create(Path(out), resume=resume)
+        folder = RunFolder.create(Path(out), resume=resume)
+        going_on = folder.begun
         stack.enter_context(folder.locked())
         session = RunSession(prepared, folder, book, progress, trust)
         try:
@@ -357,15 +360,6 @@ def _measuring(signed: PublicRun, files: tuple[Path, ...], folder: Path) -> Iter
     finally:
         for one in log:
             one.close()
-
-
-def _read(argument: str, path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise InvalidInput(
-            f"--{argument}", str(path), f"cannot be read ({error.strerror})", "check the path"
-        ) from error
 
 
 def _no_password() -> bytes:

@@ -36,7 +36,7 @@ from privfair.data.training_data import TrainingData, load_training_data
 from privfair.models.model import Model, mean_over
 from privfair.plan.model import build_model
 from privfair.run.folder import RunFolder, load_theta
-from privfair.run.trusted_plan import read_folder_plan
+from privfair.run.public import read_folder_plan
 
 _CHUNK = 16_384
 

@@ -26,7 +26,7 @@ from privfair.data.infer import FileLayout
 from privfair.data.schema import schema_from_json
 from privfair.plan.model import ModelKind, ModelPlan, build_model
 from privfair.run.folder import RunFolder, load_theta
-from privfair.run.trusted_plan import read_folder_plan
+from privfair.run.public import read_folder_plan
 
 # A torch module, from memory or from a file that the auditor trusts.
 

@@ -39,9 +39,9 @@ from privfair.plan.data import FileSource
 from privfair.plan.training import TrainingPlan
 from privfair.run.folder import RunFolder
 from privfair.run.prepare import Run, Sites, load_data
-from privfair.run.public import build, refuse_search
-from privfair.run.replay import KeptStep, Session, finished_steps, kept_steps, read_sessions, replay
-from privfair.run.trusted_plan import read_folder_plan
+from privfair.run.public import build, read_folder_plan, refuse_search
+from privfair.run.record import Session, read_sessions
+from privfair.run.replay import KeptStep, finished_steps, kept_steps, replay
 from privfair.transcript import Transcript
 
 # Where an auditor's runs keep their files: in memory, if the system has a place for that.

@@ -53,9 +53,9 @@ from privfair.ledger import Ledger
 from privfair.plan.data import AttributesAtSites, SiteSource
 from privfair.plan.training import TrainingPlan
 from privfair.run.folder import RunFolder
-from privfair.run.public import build
-from privfair.run.replay import last_position, read_sessions
-from privfair.run.trusted_plan import read_folder_plan
+from privfair.run.public import build, read_folder_plan
+from privfair.run.record import read_sessions
+from privfair.run.replay import last_position
 from privfair.transcript import Transcript
 
 _RARE = 1e-6

@@ -35,7 +35,7 @@ from privfair.models.model import Model
 from privfair.run.folder import RunFolder
 from privfair.run.open_run import OpenRun
 from privfair.run.prepare import PreparedRun, Run, Sites, prepare_run
-from privfair.run.replay import FIRST_SESSION
+from privfair.run.record import FIRST_SESSION
 from privfair.transcript import Transcript
 
 

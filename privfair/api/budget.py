@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -15,11 +14,12 @@ from calibrate.manifest.document import BudgetDocument, DataBinding, DataIdentit
 from calibrate.manifest.draft import BudgetSubject, Issuer, draft_document
 from calibrate.manifest.issue import BudgetDraft, issue
 from calibrate.manifest.keys import SigningKey, load_private
-from calibrate.manifest.strict_json import digest, in_our_words
+from calibrate.manifest.strict_json import digest, digest_of_bytes, in_our_words
 from calibrate.notebook import as_html
 from calibrate.plans import plan_from_mapping
 from calibrate.plans.plan import AlgorithmName
 from calibrate.privacy_unit import EpsilonDelta
+from privfair.durable import read_named
 from privfair.ledger import Ledger, LedgerAccess
 from privfair.plan.plan import plan_from_flags
 from privfair.run.public import RunPromise, promise_of
@@ -180,10 +180,7 @@ def budget(
 
 def own_code(path: str | Path) -> OwnCode:
     """A file of the user's own, as a manifest binds it: by name and digest."""
-    try:
-        return OwnCode(name=Path(path).name, sha256=hashlib.sha256(Path(path).read_bytes()).hexdigest())
-    except OSError as error:
-        raise InvalidInput("code", str(path), f"cannot be read ({error.strerror})", "check the path") from error
+    return OwnCode(name=Path(path).name, sha256=digest_of_bytes(read_named(Path(path), "code")))
 
 
 def _by_name(argument: str, given: Mapping[str, float] | float, names: tuple[str, ...]) -> tuple[float, ...]:

@@ -256,7 +256,7 @@ def _named(option: str, texts: tuple[str, ...], form: str) -> dict[str, Path]:
 def _place_of_plan(run: Path) -> Path | None:
     """The plan where it was trained, if its files are next to it; reported, because the run folder names the place."""
     from privfair.run.folder import RunFolder
-    from privfair.run.trusted_plan import original_plan
+    from privfair.run.public import original_plan
 
     found = original_plan(RunFolder.existing(run))
     if found is not None:

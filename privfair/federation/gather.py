@@ -26,8 +26,7 @@ from privfair.batches.randomness import Indexes
 from privfair.batches.record import BatchHeader, BatchRecord, BatchWriter
 from privfair.federation.step_log import StepLog
 from privfair.run.folder import RunFolder
-from privfair.run.record import RunRecord
-from privfair.run.replay import FIRST_SESSION, Session, append_session
+from privfair.run.record import FIRST_SESSION, RunRecord, Session, append_session
 from privfair.transcript import NotedState, PartOfRun, Transcript, merged_identity
 
 _HANDED_OVER = ("transcript.bin", "steps.jsonl", "batches.bin", "receipts.json")

@@ -445,24 +445,20 @@ def _require_moderate(arrays: PublicState) -> None:
             raise StateRefused(f"{name!r} holds numbers beyond {LARGEST_NUMBER:g}, or NaN")
 
 
+_CODES: Mapping[type[PrivfairError], Code] = {
+    RoundsSpent: Code.SPENT,
+    StepRefused: Code.STEP,
+    StateRefused: Code.STATE,
+    BatchRefused: Code.BATCH,
+    PolicyRefused: Code.POLICY,
+    GuardHalted: Code.HALTED,
+}
+
+
 def _code(refused: PrivfairError) -> Code:
-    match refused:
-        case WireRefused(code=code):
-            return code
-        case RoundsSpent():
-            return Code.SPENT
-        case StepRefused():
-            return Code.STEP
-        case StateRefused():
-            return Code.STATE
-        case BatchRefused():
-            return Code.BATCH
-        case PolicyRefused():
-            return Code.POLICY
-        case GuardHalted():
-            return Code.HALTED
-        case _:
-            return Code.REFUSED
+    if isinstance(refused, WireRefused):
+        return refused.code
+    return next((code for kind, code in _CODES.items() if isinstance(refused, kind)), Code.REFUSED)
 
 
 @dataclass(frozen=True)

@@ -15,14 +15,14 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Generic, TypeVar, assert_never, final
+from typing import Any, Generic, TypeVar, final
 
 import torch
 from torch import Tensor
 
 from calibrate.errors import GateRefused
 from calibrate.manifest.document import BudgetDocument
-from calibrate.manifest.mechanism import AsPrintedGuarantee, InTheClear, NoPrivacyPromised, PrivateGuarantee
+from calibrate.manifest.mechanism import InTheClear, NoPrivacyPromised
 from calibrate.sampling import Batch, Cyclic, Sampling
 from privfair.algorithms.algorithm import Algorithm, Message, Received, SiloTensors
 from privfair.batches.participation import (
@@ -127,7 +127,7 @@ class StepGate:
         self._receipt: str | None = None
         # Only a manifest that promises nothing may turn a noisy value into a plain one.
         self._plain = frozenset[str]()
-        if _promises_nothing(document):
+        if isinstance(document.guarantee, NoPrivacyPromised):
             self._plain = frozenset(value.name for value in document.releases if isinstance(value, InTheClear))
 
     @property
@@ -492,13 +492,3 @@ def require_declared(algorithm: Algorithm[State], document: BudgetDocument) -> N
                 f"the algorithm sends {value.name!r} in the clear, the manifest does not; have it signed so, or "
                 "run the algorithm that was signed"
             )
-
-
-def _promises_nothing(document: BudgetDocument) -> bool:
-    match document.guarantee:
-        case NoPrivacyPromised():
-            return True
-        case PrivateGuarantee() | AsPrintedGuarantee():
-            return False
-        case _:
-            assert_never(document.guarantee)

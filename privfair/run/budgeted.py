@@ -341,9 +341,9 @@ def _open(run: BudgetedRun, stack: ExitStack) -> _Loop:
     path = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "run" if run._out is None else Path(run._out)
     if run._out is None and run._resume:
         raise InvalidInput("resume", True, "needs the folder of the run to go on with", "give out=...")
-    going_on = run._resume and RunFolder(path).begun
     ledger = stack.enter_context(Ledger.open(run._place, run._anchor))
-    folder = RunFolder(path) if going_on else RunFolder.create(path, resume=run._resume)
+    folder = RunFolder.create(path, resume=run._resume)
+    going_on = folder.begun
     stack.enter_context(folder.locked())
     manifest, party = run._manifest, run.party
     record = RunRecord.begun(manifest.authentic, run.document.rounds, run._sampling, ledger=ledger.identity)

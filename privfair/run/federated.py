@@ -124,8 +124,7 @@ def train_over(
     Guarantee: none of its own, and none is needed: every party publishes under its own gate and ledger, and `out` holds
     what follows from that.
     """
-    going_on = resume and RunFolder(out).begun
-    folder = RunFolder(out) if going_on else RunFolder.create(out, resume=resume)
+    folder = RunFolder.create(out, resume=resume)
     with folder.locked():
         return FederatedRun(signed, folder, transport, engine, measure, progress, steps_per_message).train()
 

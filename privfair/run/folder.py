@@ -80,10 +80,12 @@ class RunFolder:
     def create(cls, path: Path, *, resume: bool = False) -> RunFolder:
         """A new folder, or an empty one; anything else is refused, so that no run is written over.
 
-        With `resume`, also a folder in which a run was prepared and stopped before it claimed anything.
+        With `resume`, also the folder of a run that was begun, or prepared and stopped before it claimed anything.
         """
         folder = cls(path)
         if folder.begun:
+            if resume:
+                return folder
             raise InvalidInput(
                 "--out", str(path), "holds a run already", "add --resume to go on with it, or name another folder"
             )

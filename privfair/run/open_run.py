@@ -7,6 +7,10 @@
         position = train_until(run.algorithm, parties, position, run.updates, observers)
         spending.finish(position)
 
+A *step* is one update of the model. It uses up one *round* of the budget, and the ledger charges rounds in *blocks*
+ahead of their use. The *transcript* is the file of every published value, the *claim* the ledger's entry that this run,
+which holds a secret token, spends the budget. The *trust file* names the keys whose signatures count.
+
 1. `begin` asks the trust file, writes the run's files and a secret token, and claims the budget in the ledger with it;
    `resume` takes the claim of a folder's token up again, with fresh rounds only. A claim charges nothing yet.
 2. `parties` opens gate, transcript and batches for an algorithm of privfair, whose silos are asked step by step. A
@@ -52,8 +56,16 @@ from privfair.ledger import (
 )
 from privfair.run.folder import RunFolder, save_checkpoint
 from privfair.run.prepare import claim_terms
-from privfair.run.record import ChainHead, ChargedRounds, ClaimEntry, Receipts, RunRecord, Status
-from privfair.run.replay import Session, append_session
+from privfair.run.record import (
+    ChainHead,
+    ChargedRounds,
+    ClaimEntry,
+    Receipts,
+    RunRecord,
+    Session,
+    Status,
+    append_session,
+)
 from privfair.transcript import Ending, Transcript, ValueSpec
 
 State = TypeVar("State")
@@ -119,7 +131,7 @@ class OpenRun:
             for name, content in files.items():
                 replace_file(self.folder.path / name, content)
             token = ClaimToken.at(self.folder.token)
-            self._claim = self._claimed(self.terms, token)
+            self._claim = self.ledger.claim(self.terms, token)
         except PrivfairError as refused:
             if token is None or not isinstance(refused, _CLAIM_UNCERTAIN):
                 self.folder.discard(written)
@@ -144,7 +156,7 @@ class OpenRun:
         except UnknownClaim:  # stopped between token and claim
             if past is not None:
                 raise
-            claim = self._claimed(self.terms, token)
+            claim = self.ledger.claim(self.terms, token)
         except ClaimEnded:
             if not closed:
                 raise Refused(
@@ -255,7 +267,7 @@ class OpenRun:
         if not self._all_charged:
             raise GateRefused("a try before the whole budget was charged; call charge_all first")
         inside = OpenRun(self.budget, ledger, folder)
-        inside._claim = inside._claimed(replace(self.terms, ledgers=()), ClaimToken.at(folder.token))
+        inside._claim = ledger.claim(replace(self.terms, ledgers=()), ClaimToken.at(folder.token))
         return inside
 
     def checkpoint(self, algorithm: Algorithm[State], position: Position[State]) -> None:
@@ -325,9 +337,6 @@ class OpenRun:
         self._gate, self._batches = gate, record
         if record is not None:
             self._open_files.callback(record.close)
-
-    def _claimed(self, terms: ManifestTerms, token: ClaimToken) -> Claim:
-        return self.ledger.claim(terms, token)
 
     def _require_trust(self) -> None:
         """The budget's signers are still trusted, by a file that is not older than one the ledger has seen.

@@ -24,7 +24,7 @@ from privfair.plan.model import build_model
 from privfair.plan.plan import ThresholdRule
 from privfair.run.folder import RunFolder, load_theta
 from privfair.run.metrics import DEFAULT, read_threshold
-from privfair.run.trusted_plan import read_folder_plan
+from privfair.run.public import read_folder_plan
 
 
 @dataclass(frozen=True)

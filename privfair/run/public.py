@@ -11,24 +11,26 @@ from typing import Any, assert_never, final
 from pydantic import BaseModel, ConfigDict, JsonValue, model_serializer, model_validator
 from torch import Tensor
 
-from calibrate.errors import InvalidInput, UnsupportedCombination
+from calibrate.errors import InvalidInput, PrivfairError, Refused, UnsupportedCombination
 from calibrate.manifest.document import BudgetDocument, DataBinding
 from calibrate.manifest.mechanism import AsPrintedGuarantee, NoiseSource, NoPrivacyPromised, PrivateGuarantee
 from calibrate.manifest.strict_json import Step
-from calibrate.manifest.trust import TrustFile
-from calibrate.manifest.verify import AuthenticManifest, authenticate
+from calibrate.manifest.trust import UNTRUSTED, FolderTrust, TrustFile
+from calibrate.manifest.verify import AuthenticManifest, authenticate, read_unverified, require_signed_code
 from calibrate.plans.steffle import StefflePlan
 from calibrate.privacy_unit import PrivacyUnit, Protected, Relation
 from calibrate.sampling import SamplingName
 from privfair.algorithms.algorithm import Algorithm
 from privfair.algorithms.recipe import Blueprint, Parameters, require_signed
+from privfair.durable import read_named
 from privfair.fairness.measurement import Measured
 from privfair.federation.coordinator import Position, PublicFacts, RunObserver
 from privfair.models.model import Model
-from privfair.plan.data import AttributesAtSites
+from privfair.plan.data import AttributesAtSites, FileSource
 from privfair.plan.model import build_model
 from privfair.plan.plan import Plan
-from privfair.plan.training import TrainingPlan, training_plan
+from privfair.plan.training import TrainingPlan, read_training_plan, training_plan
+from privfair.run.folder import RunFolder
 
 # What a run promises, in the few words that stand in every output, and as the terms the ledger claims.
 
@@ -186,10 +188,7 @@ def read_signed_plan(path: Path, envelope: bytes, trust: TrustFile, *, searching
     A plan with a [search] is refused unless `searching`: whoever shows a run would show a try.
     """
     authentic = authenticate(envelope, trust)
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise InvalidInput("plan", str(path), f"cannot be read ({error.strerror})", "check the path") from error
+    content = read_named(path, "plan")
     signed, given = authentic.document.config_digest, hashlib.sha256(content).hexdigest()
     if given != signed:
         raise Step.PLAN.refuse(f"the budget is for the plan {signed[:12]}, not for {given[:12]}")
@@ -267,3 +266,75 @@ class Measuring(RunObserver):
         theta = self._algorithm.theta(position.state)
         self.metrics, self.measured = self._write(self._model, theta, position.step, position.round), position.step
         return self.metrics
+
+
+# The plan of a run folder, which may come from anyone: nothing of it runs before it was authenticated and trusted.
+
+
+@dataclass(frozen=True, eq=False)
+class FolderPlan:
+    """The plan and the manifest of a run folder; the manifest is authentic where trusted signers were named."""
+
+    plan: TrainingPlan
+    envelope: bytes
+    document: BudgetDocument
+    manifest_digest: str
+    authentic: AuthenticManifest | None
+
+
+def read_folder_plan(
+    folder: RunFolder, trusted: FolderTrust = UNTRUSTED, plan_path: Path | None = None, model_only: bool = False
+) -> FolderPlan:
+    """Read, in this order, the manifest (authenticated where signers are named) and the plan.
+
+    A plan with code of its own is refused unless its digest and the digests of its files are the signed ones; and if
+    the files lie in the run folder, unless the manifest is authentic and `trusted.code` was given. `plan_path` is the
+    plan in its own place: then its code is the reader's own and not the folder's. With `model_only` the reader promises
+    to build nothing but the model, so that a loss of the user's own does not count.
+    """
+    try:
+        envelope = folder.manifest.read_bytes()
+    except OSError as error:
+        rule = f"cannot be read ({error.strerror})"
+        raise InvalidInput("run folder", str(folder.manifest), rule, "name a whole run folder") from error
+    # A run of the past stays readable after its budget expired: reading spends nothing, and `bind` refuses it.
+    authentic = None if trusted.signers is None else authenticate(envelope, trusted.signers, for_reading=True)
+    claimed = authentic or read_unverified(envelope)
+    plan = read_training_plan(folder.plan if plan_path is None else plan_path)
+    code, own = plan.code_digests(), plan.own_code()
+    runs = [name for name in own if not model_only or (plan.model.code is not None and name == plan.model.code.name)]
+    if runs and plan_path is None:
+        _require_trusted(folder, runs, trusted)
+    if runs or len(code) > len(own):  # the packages of plug-ins are the reader's own, and must be the signed ones
+        signed, given = claimed.document.config_digest, plan.file.digest
+        if signed != given:
+            raise Step.PLAN.refuse(f"the budget is for the plan {signed[:12]}, not for {given[:12]}, which brings code")
+        require_signed_code(claimed.document, code)
+    return FolderPlan(plan, envelope, claimed.document, claimed.digest, authentic)
+
+
+def original_plan(folder: RunFolder) -> Path | None:
+    """Where the run says that its plan lay, if the same plan still lies there; None if it need not be known.
+
+    A plan that names data files relative to itself is read from its own place. The folder may come from anybody, so
+    a plan that brings code is never looked for: then the reader has to name it.
+    """
+    try:
+        plan = read_training_plan(folder.plan)
+        source = plan.data.source
+        if not isinstance(source, FileSource) or plan.own_code():
+            return None
+        if all(file.is_file() for file in (source.schema, *source.files)):
+            return None
+        origin = Path(str(folder.read_json(folder.origin)["plan"]))
+        return origin if origin.is_file() and origin.read_bytes() == folder.plan.read_bytes() else None
+    except (PrivfairError, KeyError, OSError, ValueError):
+        return None
+
+
+def _require_trusted(folder: RunFolder, names: list[str], trusted: FolderTrust) -> None:
+    brings = f"{folder.path} brings code of its own ({', '.join(names)}), which would run"
+    if not trusted.code:
+        raise Refused(f"{brings}; read it, and add --trust-code with --trust if you know who wrote it")
+    if trusted.signers is None:
+        raise Refused(f"{brings}, and nobody's signature was checked; name the trust file with --trust")

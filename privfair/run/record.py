@@ -1,4 +1,6 @@
-"""run.json and receipts.json: how far a run got, and what its ledgers say about it. Their only writer and only reader.
+"""run.json, sessions.jsonl, receipts.json: how far a run got, by which processes, and what its ledgers hold about it.
+
+This is their only writer and only reader.
 
 A record is made before anything is claimed (`RunRecord.begun`); each later one is a copy with newer numbers. A damaged
 file, or one of another kind, is refused with the place of its first fault.
@@ -6,15 +8,18 @@ file, or one of another kind, is refused with the place of its first fault.
 
 from __future__ import annotations
 
+import json
+import os
 import platform
 from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from enum import Enum
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Self
 
-from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
+from pydantic import BaseModel, ConfigDict, JsonValue, TypeAdapter, ValidationError
 
 from calibrate.errors import Refused
 from calibrate.manifest.strict_json import first_fault
@@ -22,6 +27,7 @@ from calibrate.manifest.verify import AuthenticManifest
 from calibrate.plugins import installed_code
 from calibrate.releases import encode_sampling
 from calibrate.sampling import Batch, Sampling
+from privfair.durable import sync_folder, write_all
 from privfair.fairness.measurement import Measured
 from privfair.run.folder import RUN_VERSION, RunFolder, json_file
 from privfair.run.public import RunPromise, promise_of
@@ -229,6 +235,50 @@ class PartiesReceipts(_Part):
 
     engine: str
     parties: Mapping[str, Receipts]
+
+
+@dataclass(frozen=True)
+class Session:
+    """Written before a process publishes anything: which rounds are its own, and at which step it goes on.
+
+    `carried` are rounds of earlier sessions that were left incomplete; their values count for step `step`.
+    """
+
+    session: int
+    first_round: int
+    step: int
+    carried: tuple[int, ...]
+
+
+FIRST_SESSION = Session(1, 0, 0, ())
+_SESSION = TypeAdapter(Session)
+
+
+def read_sessions(path: Path) -> tuple[Session, ...]:
+    """The sessions of a run so far; an unfinished last line was followed by no publication and is left out."""
+    sessions = []
+    lines = path.read_bytes().split(b"\n") if path.exists() else [b""]
+    for number, line in enumerate(lines[:-1], start=1):
+        try:
+            sessions.append(_SESSION.validate_json(line, strict=True))
+        except ValidationError:
+            raise Refused(f"{path}, line {number}: is not a session; put an untouched copy back") from None
+    return tuple(sessions)
+
+
+def append_session(path: Path, session: Session) -> None:
+    """Durable before the session publishes anything; a half-written line before it is cut off."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        content = path.read_bytes()
+        whole = content.rfind(b"\n") + 1
+        os.ftruncate(descriptor, whole)
+        os.lseek(descriptor, whole, os.SEEK_SET)
+        write_all(descriptor, json.dumps(asdict(session), sort_keys=True).encode() + b"\n")
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    sync_folder(path.parent)
 
 
 @cache

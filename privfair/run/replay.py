@@ -5,70 +5,22 @@ Resuming uses it to get the state back after a crash, an auditor to know the mod
 
 from __future__ import annotations
 
-import json
-import os
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 import numpy as np
-from pydantic import TypeAdapter, ValidationError
 
 from calibrate.errors import Refused
 from privfair.algorithms.algorithm import Algorithm, Received
 from privfair.contribution import Published
-from privfair.durable import sync_folder, write_all
 from privfair.federation.coordinator import Position, state_digest
+from privfair.run.record import Session
 from privfair.transcript import Ending, Transcript
 
 State = TypeVar("State")
-
-
-@dataclass(frozen=True)
-class Session:
-    """Written before a process publishes anything: which rounds are its own, and at which step it goes on.
-
-    `carried` are rounds of earlier sessions that were left incomplete; their values count for step `step`.
-    """
-
-    session: int
-    first_round: int
-    step: int
-    carried: tuple[int, ...]
-
-
-FIRST_SESSION = Session(1, 0, 0, ())
-_SESSION = TypeAdapter(Session)
-
-
-def read_sessions(path: Path) -> tuple[Session, ...]:
-    """The sessions of a run so far; an unfinished last line was followed by no publication and is left out."""
-    sessions = []
-    lines = path.read_bytes().split(b"\n") if path.exists() else [b""]
-    for number, line in enumerate(lines[:-1], start=1):
-        try:
-            sessions.append(_SESSION.validate_json(line, strict=True))
-        except ValidationError:
-            raise Refused(f"{path}, line {number}: is not a session; put an untouched copy back") from None
-    return tuple(sessions)
-
-
-def append_session(path: Path, session: Session) -> None:
-    """Durable before the session publishes anything; a half-written line before it is cut off."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-    try:
-        content = path.read_bytes()
-        whole = content.rfind(b"\n") + 1
-        os.ftruncate(descriptor, whole)
-        os.lseek(descriptor, whole, os.SEEK_SET)
-        write_all(descriptor, json.dumps(asdict(session), sort_keys=True).encode() + b"\n")
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-    sync_folder(path.parent)
 
 
 def replay(

@@ -18,8 +18,8 @@ from privfair.run.metrics import MetricsLog
 from privfair.run.open_run import OpenRun, Trust
 from privfair.run.prepare import PreparedRun
 from privfair.run.public import Measuring, Progress
-from privfair.run.record import RunRecord, Status
-from privfair.run.replay import read_sessions, replay
+from privfair.run.record import RunRecord, Status, read_sessions
+from privfair.run.replay import replay
 from privfair.transcript import Transcript
 
 _SOUND = (KeyboardInterrupt, ManifestRefused, TrustRefused)

@@ -14,6 +14,7 @@ from calibrate.manifest.mechanism import GaussianNoise, LaplaceNoise
 from calibrate.manifest.trust import TrustedKey, TrustFile
 from calibrate.manifest.verify import read_unverified
 from calibrate.notebook import as_html
+from privfair.durable import read_named
 from privfair.run.public import RunPromise, promise_of
 
 _ALWAYS = datetime(2000, 1, 1, tzinfo=UTC), datetime(2200, 1, 1, tzinfo=UTC)
@@ -114,12 +115,7 @@ def envelope_of(budget: BudgetSource) -> bytes:
         case bytes():
             return budget
         case str() | Path():
-            try:
-                return Path(budget).read_bytes()
-            except OSError as error:
-                raise InvalidInput(
-                    "budget", str(budget), f"cannot be read ({error.strerror})", "check the path"
-                ) from error
+            return read_named(Path(budget), "budget")
         case _:
             raise InvalidInput(
                 "budget", type(budget).__name__, "is not a signed budget", "give a path, bytes, or what sign() returned"

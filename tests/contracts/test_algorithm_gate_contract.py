@@ -22,7 +22,8 @@ from privfair.federation.local_party import LocalParties, PartySetup, require_de
 from privfair.gate import open_gate
 from privfair.run.folder import RunFolder
 from privfair.run.open_run import OpenRun
-from privfair.run.replay import FIRST_SESSION, replay
+from privfair.run.record import FIRST_SESSION
+from privfair.run.replay import replay
 from privfair.transcript import Transcript
 from tests.contracts.algorithm_cases import CASES, MODELS, NETS, ROUNDS, USERS, Case, silo
 from tests.privfair.ledgers import open_ledger

@@ -19,7 +19,8 @@ from calibrate.errors import PrivfairError
 from privfair.ledger import Ledger
 from privfair.run import metrics
 from privfair.run.folder import RunFolder, load_theta
-from privfair.run.replay import last_position, read_sessions, rounds_of_steps
+from privfair.run.record import read_sessions
+from privfair.run.replay import last_position, rounds_of_steps
 from privfair.training import execute
 from privfair.transcript import Ending, Transcript
 from privfair.transcript.storage import ValueKey

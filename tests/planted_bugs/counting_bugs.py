@@ -190,7 +190,7 @@ def _half_the_steps() -> AbstractContextManager[Any]:
 
 def _replaced_records_promised() -> AbstractContextManager[Any]:
     """The manifest that the auditor reads promises privacy to replaced records; the price is that of added ones."""
-    from privfair.run import trusted_plan as module
+    from privfair.run import public as module
 
     right = module.read_unverified
 

@@ -14,7 +14,8 @@ from calibrate.errors import InvalidInput, Refused
 from privfair.federation.coordinator import Position
 from privfair.ledger import Claim, Ledger
 from privfair.run.folder import RunFolder, load_checkpoint
-from privfair.run.replay import read_sessions, replay
+from privfair.run.record import read_sessions
+from privfair.run.replay import replay
 from privfair.training import prepare
 from privfair.transcript import Ending, Transcript, TranscriptWriter
 from tests.privfair.ledgers import open_ledger

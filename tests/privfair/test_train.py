@@ -20,7 +20,8 @@ from calibrate.errors import InvalidInput, ManifestRefused, Refused, Unsupported
 from calibrate.manifest.mechanism import GaussianNoise
 from calibrate.manifest.trust import FolderTrust, read_trust
 from privfair.run.folder import RunFolder
-from privfair.run.replay import read_sessions, replay
+from privfair.run.record import read_sessions
+from privfair.run.replay import replay
 from privfair.training import prepare
 from privfair.transcript import Transcript
 from tests.privfair.ledgers import open_ledger

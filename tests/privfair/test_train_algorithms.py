@@ -18,7 +18,8 @@ from calibrate.sampling import TruncatedPoisson
 from privfair.batches.record import BatchRecord
 from privfair.models.model import clipped_to
 from privfair.run.folder import RunFolder
-from privfair.run.replay import read_sessions, replay
+from privfair.run.record import read_sessions
+from privfair.run.replay import replay
 from privfair.training import prepare
 from privfair.transcript import Transcript
 from tests.privfair.plain_models import ROUNDED
