@@ -4,8 +4,7 @@ A template release says how the noises relate to each other; one factor scales t
 the smallest factor whose certified epsilon meets the target, and (if asked) a factor below which the target is
 provably broken, so that the user sees the gap. Delta may be as small as 1e-30. The contour integral is nearly exact
 and cheap, so the search runs on it alone (`FactorSearch`): a secant in log factor against log delta. Only the answer is
-certified, by one or two evaluations on the pessimistic lattice (and, if a lower factor is wanted too, on the optimistic
-one), close to the estimate by what the lattice is known to add (`TargetCheck`).
+certified, by the certificate that also answers what given noise costs (`best_epsilon`): `epsilon(sigma(t)).upper <= t`.
 
 For given noise more rounds never cost less, so that a bisection finds the most (`solve_rounds`). What is priced is
 continuous noise; `calibrate_plan` also keeps back what discrete noise may cost, which is slightly more noise.
@@ -20,11 +19,11 @@ from enum import Enum
 from typing import Any, assert_never
 
 from calibrate.accountants.certified import CertifiedAccountant, gaussian_interval, lattice_estimate
-from calibrate.accountants.compose import log_cut, on_lattice
+from calibrate.accountants.compose import log_cut
 from calibrate.accountants.contour import Care, Cumulants, LossTransform, log_delta
 from calibrate.accountants.directions import Composition, Side, compositions
 from calibrate.accountants.gaussian import gaussian_mu
-from calibrate.accountants.registry import PairCounts, best_epsilon, leave_room, total_cost
+from calibrate.accountants.registry import PairCounts, best_epsilon, epsilon_of, leave_room, total_cost
 from calibrate.accountants.support import (
     DominatingPair,
     FixedSizeReplacePair,
@@ -47,7 +46,12 @@ PairsAt = Callable[[float], PairCounts]
 
 _STRONGEST_MU = 30.0
 """Noise below 1/30 of a unit's reach hides nothing worth certifying: the search does not go lower."""
-_WIDEST = 1e9
+_WIDEST = 1e12
+_USUAL, _EXACT = 1e-5, 2e-13
+"""How close a factor comes to the target: as a rule, and where epsilon is analytic."""
+_USUAL_SLOPE = 1.5
+_ONE_WAY = (SubsampledGaussianPair, SubsampledReplacePair, FixedSizeReplacePair, RandomAllocationPair)
+_TRIES = 60
 
 
 class Certificate(Enum):
@@ -83,7 +87,7 @@ def solve_noise(
     unit: PrivacyUnit,
     target: EpsilonDelta,
     certificate: Certificate = Certificate.TWO_SIDED,
-    tolerance: float = 1e-5,
+    tolerance: float = _USUAL,
 ) -> SolvedNoise:
     """The smallest factor x such that `scale_noise(template, x)` is certified to meet the target.
 
@@ -94,16 +98,11 @@ def solve_noise(
     """
     positive("tolerance", tolerance)
     _check_has_noise(template)
-    whole, chance = untruncated(template)
-    if chance:  # cut batches cost delta alone (docs/theorems/sampling.md#truncated-poisson-batches), whatever the noise
-        solved = solve_noise(whole, unit, leave_room(target, chance), Certificate.UPPER, tolerance)
-        lower = solve_noise(whole, unit, target, certificate, tolerance).factor_lower
-        release = scale_noise(template, solved.factor)
-        return SolvedNoise(release, solved.factor, lower, solved.certified, solved.accountant)
+    whole, chance = untruncated(template)  # cut batches cost delta alone, whatever the noise
     accountant = CertifiedAccountant()
 
     def pairs_at(factor: float) -> PairCounts:
-        return total_cost(accountant, scale_noise(template, factor), unit)
+        return total_cost(accountant, scale_noise(whole, factor), unit)
 
     pairs = pairs_at(1.0)
     if pairs.unprotected:
@@ -111,48 +110,133 @@ def solve_noise(
             "the template publishes something of the unit in the clear, which no noise factor protects; "
             "add noise to it, or declare it as not depending on the unit"
         )
-    if all(isinstance(pair, GaussianPair) for pair, _ in pairs.counts):
-        factor, lower = _exact_gaussian(pairs_at, target)
+    bounds = Bounds(max(_strength(pair) for pair, _ in pairs.counts) / _STRONGEST_MU, _WIDEST)
+    if _plain_gaussian(pairs):
+        start, tolerance = _gaussian_factor(pairs, target), _EXACT
     else:
-        factor, lower = _search_factor(pairs_at, pairs, target, certificate, tolerance)
-    at_factor = pairs_at(factor)
-    achieved = 0.0
+        start = _estimated_factor(pairs_at, leave_room(target, chance) if chance else target, bounds)
+    # Where units take part often, a second way to the upper end never helps, and the lower end need not be known.
+    often = pairs.chance_of_taking_part == 1 and not chance and isinstance(pairs.counts[0][0], _ONE_WAY)
+    nearest = _NearestFactor(template, unit, target, bounds, tolerance, pairs_at if often else None)
+    factor = nearest.find(start, Side.UPPER)
+    lower, achieved = 0.0, 0.0
     if certificate is Certificate.TWO_SIDED:
-        achieved = min(target.epsilon, accountant.epsilon_lower(at_factor, target.delta))
-    else:
-        lower = 0.0
+        achieved = min(target.epsilon, nearest.price(math.log(factor)).lower)
+        lower = nearest.find(factor, Side.LOWER) if factor > bounds.low else 0.0
     release = scale_noise(template, factor)
     return SolvedNoise(release, factor, lower, EpsilonInterval(achieved, target.epsilon), accountant.name)
 
 
-def _search_factor(
-    pairs_at: PairsAt, pairs: PairCounts, target: EpsilonDelta, certificate: Certificate, tolerance: float
-) -> tuple[float, float]:
-    bounds = Bounds(max(_strength(pair) for pair, _ in pairs.counts) / _STRONGEST_MU, _WIDEST)
-    if pairs.chance_of_taking_part <= target.delta:  # no noise is needed; the least that is searched is given
-        return bounds.low, 0.0
-    start = _central_limit_start(pairs_at, target, bounds)
-    above = FactorSearch(pairs_at, target, Side.UPPER, bounds)
-    estimated, slope = above.estimate(start, 0.02 * tolerance)
-    factor = above.certify(estimated, slope, tolerance)
-    if certificate is Certificate.UPPER or estimated <= bounds.low:
-        return factor, 0.0
-    below = FactorSearch(pairs_at, target, Side.LOWER, bounds)
-    if any(isinstance(pair, FixedSizeReplacePair) for pair, _ in pairs.counts):
-        estimated, slope = below.estimate(0.9 * estimated, 0.02 * tolerance)
-    return factor, below.certify(estimated, slope, tolerance)
+@dataclass(frozen=True)
+class Bounds:
+    """The factor is searched for between these; at `low` all noise is already negligible."""
+
+    low: float
+    high: float
 
 
-def _exact_gaussian(pairs_at: PairsAt, target: EpsilonDelta) -> tuple[float, float]:
+class _NearestFactor:
+    """The factor next to the target by the certificate that everything is answered by, `best_epsilon`."""
+
+    def __init__(
+        self,
+        template: Release,
+        unit: PrivacyUnit,
+        target: EpsilonDelta,
+        bounds: Bounds,
+        tolerance: float,
+        one_way: PairsAt | None,
+    ) -> None:
+        self._template, self._unit, self._target, self._one_way = template, unit, target, one_way
+        self._low, self._high = math.log(bounds.low), math.log(bounds.high)
+        self._tolerance = tolerance
+        self._known: dict[float, EpsilonInterval] = {}
+
+    def price(self, x: float) -> EpsilonInterval:
+        """The certified epsilon with all noise times exp(x); an infinite one where none can be certified."""
+        if x not in self._known:
+            release = scale_noise(self._template, math.exp(x))
+            try:
+                if self._tolerance in (_EXACT, _USUAL):
+                    found = best_epsilon(release, self._unit, self._target.delta).interval
+                else:
+                    found = epsilon_of(CertifiedAccountant(self._tolerance), release, self._unit, self._target.delta)
+            except NotCertified:
+                found = EpsilonInterval(0.0, math.inf)
+            self._known[x] = found
+        return self._known[x]
+
+    def _upper(self, x: float) -> float:
+        if self._one_way is None or x in self._known:
+            return self.price(x).upper
+        return CertifiedAccountant(self._tolerance).epsilon_upper(self._one_way(math.exp(x)), self._target.delta)
+
+    def find(self, start: float, side: Side) -> float:
+        """A factor certified to meet the target (upper side), or to break it, that is at most `tolerance` off.
+
+        Guarantee: the returned factor itself was priced. Epsilon falls at least in proportion to the noise, so that an
+        epsilon this close to the target is a factor this close; otherwise a factor this close was refused.
+        """
+        sign = 1.0 if side is Side.UPPER else -1.0
+        x = min(self._high, max(self._low, math.log(start) + 0.3 * sign * self._tolerance))
+        sure: float | None = None
+        doubtful: float | None = None
+        slope, before = _USUAL_SLOPE, None
+        for step in range(_TRIES):
+            excess = self._excess(x, side)
+            if sign * excess <= 0 and (side is Side.UPPER or excess > 0):
+                sure = x if sure is None else sign * min(sign * sure, sign * x)
+                if sure == x and (abs(excess) <= self._tolerance or x <= self._low):
+                    break
+            else:
+                doubtful = x if doubtful is None else sign * max(sign * doubtful, sign * x)
+                if x == (self._high if side is Side.UPPER else self._low):
+                    break
+            if sure is not None and doubtful is not None and abs(sure - doubtful) <= self._tolerance:
+                break
+            if before is not None and before[0] != x and (before[1] - excess) * (x - before[0]) > 0:
+                slope = (before[1] - excess) / (x - before[0])
+            before = (x, excess)
+            x += max(-_LARGEST_STEP, min(_LARGEST_STEP, (excess + 0.3 * sign * self._tolerance) / slope))
+            x = min(self._high, max(self._low, x))
+            if sure is not None and doubtful is not None:
+                low, high = min(sure, doubtful), max(sure, doubtful)
+                x = x if low < x < high and step % 3 else (low + high) / 2
+        if sure is None:
+            return self._nothing(side)
+        return math.exp(sure)
+
+    def _excess(self, x: float, side: Side) -> float:
+        """By how much the logarithm of that side's epsilon exceeds the target's."""
+        end = self._upper(x) if side is Side.UPPER else self.price(x).lower
+        if end <= 0:
+            return -_LARGEST_STEP
+        excess = math.log(end) - math.log(self._target.epsilon)
+        if (end <= self._target.epsilon) != (excess <= 0):  # logarithms round; the comparison decides
+            excess = math.copysign(1e-16, end - self._target.epsilon)
+        return min(2 * _LARGEST_STEP, max(-2 * _LARGEST_STEP, excess))
+
+    def _nothing(self, side: Side) -> float:
+        if side is Side.LOWER:
+            return 0.0
+        raise NotCertified(
+            f"no noise factor up to {math.exp(self._high):.3g} reaches epsilon = {self._target.epsilon} at delta = "
+            f"{self._target.delta}; lower the cost of the parts whose noise is fixed, or raise epsilon"
+        )
+
+
+def _gaussian_factor(pairs: PairCounts, target: EpsilonDelta) -> float:
     """Only plain Gaussian releases: mu is inversely proportional to the factor, and epsilon(mu) is analytic."""
-    squares = math.fsum(n * pair.mu**2 for pair, n in pairs_at(1.0).counts if isinstance(pair, GaussianPair))
-    factor = math.sqrt(squares) / gaussian_mu(target.epsilon, target.delta)
-    while gaussian_interval(pairs_at(factor), target.delta).upper > target.epsilon:
-        factor *= 1 + 2**-50
-    lower = factor * (1 - 1e-13)
-    while gaussian_interval(pairs_at(lower), target.delta).lower <= target.epsilon:
-        lower *= 1 - 1e-13
-    return factor, lower
+    squares = math.fsum(n * pair.mu**2 for pair, n in pairs.counts if isinstance(pair, GaussianPair))
+    return math.sqrt(squares) / gaussian_mu(target.epsilon, target.delta)
+
+
+def _estimated_factor(pairs_at: PairsAt, target: EpsilonDelta, bounds: Bounds) -> float:
+    """About the factor that meets the target; `bounds.low` where delta is beyond the chance of ever taking part."""
+    if pairs_at(bounds.low).chance_of_taking_part <= target.delta:
+        return bounds.low
+    start = _central_limit_start(pairs_at, target, bounds)
+    return FactorSearch(pairs_at, target, Side.UPPER, bounds).estimate(start, 2e-7)
 
 
 def _central_limit_start(pairs_at: PairsAt, target: EpsilonDelta, bounds: Bounds) -> float:
@@ -227,17 +311,6 @@ def _check_has_noise(template: Release) -> None:
 
 
 _LARGEST_STEP = 1.0
-_ROUNDS = 8
-_ROUNDING_PER_ROUND = 6e-12
-"""About what directed rounding moves log delta by, per composed round: only a first guess."""
-
-
-@dataclass(frozen=True)
-class Bounds:
-    """The factor is searched for between these; at `low` all noise is already negligible."""
-
-    low: float
-    high: float
 
 
 class FactorSearch:
@@ -248,8 +321,8 @@ class FactorSearch:
         self._pairs_at = pairs_at
         self._bounds = bounds
 
-    def estimate(self, start: float, precision: float) -> tuple[float, float]:
-        """The factor at which the estimate meets the target, and how log delta falls with log factor there.
+    def estimate(self, start: float, precision: float) -> float:
+        """The factor at which the estimate meets the target.
 
         The returned factor is `bounds.low` if even that little noise meets the target. The search runs on the
         quick estimate of the costlier direction; its root is then confirmed, and corrected if need be.
@@ -275,71 +348,7 @@ class FactorSearch:
             after = self._check.excess(self._pairs(following), main, care)
             slope = max(0.3, (excess - after) / (following - x))
             x, excess = following, after
-        if excess > 1e-3 * slope and x >= high - 1e-9:
-            target = self._check.target
-            raise NotCertified(
-                f"no noise factor up to {self._bounds.high:.3g} reaches epsilon = {target.epsilon} at delta = "
-                f"{target.delta}; lower the cost of the parts whose noise is fixed, or raise epsilon"
-            )
-        return math.exp(x), slope
-
-    def certify(self, factor: float, slope: float, tolerance: float) -> float:
-        """A verified factor near the estimated one: as close as the lattice allows on the side's own side.
-
-        Guarantee: at the returned factor the lattice itself was evaluated. On the upper side its delta is at
-        most the target's in every direction; on the lower side it exceeds the target's in one direction.
-        """
-        sign = 1.0 if self._check.side is Side.UPPER else -1.0
-        precision, low = tolerance * slope, math.log(self._bounds.low)
-        best: float | None = None
-        rounding = _ROUNDING_PER_ROUND * self._pairs_at(factor).rounds / slope
-        x = max(low, math.log(factor) + (1.15 if sign > 0 else -0.85) * tolerance + sign * rounding)
-        if factor <= self._bounds.low:  # nowhere to come closer to: only the verdict counts
-            precision, x = 0.05, low
-        if self._pairs_at(factor).rounds == 1:
-            return self._certify_by_price(math.log(factor), tolerance)
-        for _ in range(_ROUNDS):
-            excess, moved = self._check.lattice_excess(self._pairs(x), precision)
-            good = excess <= 0 if sign > 0 else excess > 0
-            if good and (best is None or sign * x < sign * best):
-                best = x
-            if good and (abs(excess) <= max(precision, moved) or x <= low):
-                break
-            # Good but looser than it need be: come closer, leaving half a precision. Not good: step past.
-            aim = excess + sign * 0.5 * precision if good else 1.05 * excess + sign * 0.1 * precision
-            x = max(low, x + aim / slope)
-            if best is not None and sign * x >= sign * best:
-                break
-        return self._certify_by_price(math.log(factor), tolerance) if best is None else math.exp(best)
-
-    def _certify_by_price(self, start: float, tolerance: float) -> float:
-        """The same by epsilon itself: step out until its certified end is on the right side, then halve.
-
-        One release has epsilon in closed form; where few rounds have large losses a lattice made for its own epsilon
-        is the sharper one.
-        """
-        sign = 1.0 if self._check.side is Side.UPPER else -1.0
-        target, accountant = self._check.target, CertifiedAccountant()
-
-        def is_sure(x: float) -> bool:
-            pairs = self._pairs(x)
-            if sign > 0:
-                return accountant.epsilon_upper(pairs, target.delta) <= target.epsilon
-            return accountant.epsilon_lower(pairs, target.delta) > target.epsilon
-
-        low, high = math.log(self._bounds.low), math.log(self._bounds.high)
-        doubtful, step = start - sign * tolerance, tolerance
-        for _ in range(_ROUNDS):
-            sure = min(high, max(low, start + sign * step))
-            if is_sure(sure):
-                break
-            doubtful, step = sure, 3 * step
-        else:
-            raise NotCertified("the noise could not be certified; ask for less precision, or use more noise")
-        while abs(sure - doubtful) > 2 * tolerance:
-            middle = (sure + doubtful) / 2
-            sure, doubtful = (middle, doubtful) if is_sure(middle) else (sure, middle)
-        return math.exp(sure)
+        return math.exp(x)
 
     def _pairs(self, log_factor: float) -> PairCounts:
         return self._pairs_at(math.exp(log_factor))
@@ -358,17 +367,31 @@ def solve_rounds(
     `release_at` must cost more for larger n. Guarantee: `release_at(n)` is (target.epsilon, target.delta)-private for
     the unit, by the certified accountant. A bisection on the quick estimate finds the place, which is then certified.
     """
-    if untruncated(release_at(1))[1]:  # what is cut off costs delta, in proportion to the rounds
-        return largest_within(lambda times: _truncated_within(release_at(times), unit, target), most)
     accountant, check = CertifiedAccountant(), TargetCheck(target, Side.UPPER)
 
-    def pairs(times: int) -> PairCounts:
-        return total_cost(accountant, release_at(times), unit)
+    def seems(times: int) -> bool:
+        whole, chance = untruncated(release_at(times))
+        if chance >= target.delta:
+            return False
+        return seems_within(total_cost(accountant, whole, unit), target, check)
 
-    low = largest_within(lambda times: seems_within(pairs(times), target, check), most)
-    while low and not surely_within(pairs(low), target):
-        low -= max(1, low // _ONE_IN)
-    return low
+    def surely(times: int) -> bool:
+        try:
+            return best_epsilon(release_at(times), unit, target.delta).interval.upper <= target.epsilon
+        except NotCertified:
+            return False
+
+    low = largest_within(seems, most)
+    good, bad, reach = 0, most + 1, max(1, low // _ONE_IN)
+    while low > good:  # away from the estimate, ever faster, until it is bracketed
+        if surely(low):
+            good, low = low, min(bad - 1, low + reach)
+        else:
+            bad, low = low, max(good, low - reach)
+        if good and bad <= most:
+            break
+        reach *= 4
+    return int(bisected(surely, good, bad, max(1, good // _ONE_IN))[0]) if bad - good > 1 else good
 
 
 def largest_within(within: Callable[[int], bool], most: int) -> int:
@@ -379,30 +402,19 @@ def largest_within(within: Callable[[int], bool], most: int) -> int:
     return int(bisected(within, low, min(high, most + 1))[0])
 
 
-def bisected(
-    within: Callable[[Any], bool], low: float, high: float, precision: float | None = None
-) -> tuple[float, float]:
+def bisected(within: Callable[[Any], bool], low: float, high: float, precision: float = 1) -> tuple[float, float]:
     """Where a falling predicate ends between `low`, where it holds, and `high`, where it does not.
 
-    Whole numbers end up next to each other; with a relative `precision` the ends come that close.
+    Whole numbers end up at most `precision` apart; with one below 1, which is relative, other numbers do.
     """
-    while high - low > (1 if precision is None else precision * low):
-        middle = math.floor((low + high) / 2) if precision is None else math.sqrt(low * high)
+    while high - low > (precision if precision >= 1 else precision * low):
+        middle = math.floor((low + high) / 2) if precision >= 1 else math.sqrt(low * high)
         low, high = (middle, high) if within(middle) else (low, middle)
     return low, high
 
 
-def _truncated_within(release: Release, unit: PrivacyUnit, target: EpsilonDelta) -> bool:
-    try:
-        return best_epsilon(release, unit, target.delta).interval.upper <= target.epsilon
-    except NotCertified:
-        return False
-
-
 _CAP = 40.0
 """Excesses are cut off here, so that an infinite one still points in a direction."""
-_FINEST = 1e-5
-"""Log delta is not asked for more precisely than this to decide on which side of a target it lies."""
 
 
 @dataclass(frozen=True)
@@ -436,28 +448,6 @@ class TargetCheck:
         """The estimated excess of one direction."""
         return self._estimate(compositions(pairs, self.side)[direction], direction, care).excess
 
-    def lattice_excess(self, pairs: PairCounts, precision: float) -> tuple[float, float]:
-        """The excess on the lattice, and by how much the lattice moved it.
-
-        Guarantee: on the upper side the excess is the largest over all directions and rounded up; on the lower
-        side it is that of the costlier direction and rounded down.
-        """
-        epsilon = self.target.epsilon
-        directions = [
-            self._estimate(each, k, Care.QUICK)
-            for k, each in enumerate(compositions(pairs, self.side))
-            if not _surely_below(each, epsilon)
-        ]
-        directions.sort(key=lambda each: -each.excess)
-        excess, moved = -math.inf, 0.0
-        for k, each in enumerate(directions if self.side is Side.UPPER else directions[:1]):
-            # The cheaper direction only has to be shown to be cheaper.
-            enough = precision if k == 0 else max(precision, -0.5 * each.excess)
-            lattice = on_lattice(each.transform, self.side, each.saddle, epsilon, self._log_delta, enough)
-            excess = max(excess, lattice.log_delta(epsilon) - self._log_delta)
-            moved = lattice.moved if k == 0 else moved
-        return max(-_CAP, excess), moved
-
     def _estimate(self, composition: Composition, direction: int, care: Care) -> _Direction:
         transform = LossTransform(composition, log_cut(self._log_delta))
         guess, found = self._tilts.get(direction, 5.0), None
@@ -473,15 +463,6 @@ class TargetCheck:
         return _Direction(transform, saddle, max(-_CAP, min(_CAP, value - self._log_delta)))
 
 
-def surely_within(pairs: PairCounts, target: EpsilonDelta) -> bool:
-    """Whether the composition is certified to meet the target."""
-    if _plain_gaussian(pairs):
-        return gaussian_interval(pairs, target.delta).upper <= target.epsilon
-    if pairs.chance_of_taking_part <= target.delta:
-        return True
-    return not pairs.unprotected and _decide(pairs, TargetCheck(target, Side.UPPER)) <= 0
-
-
 def seems_within(pairs: PairCounts, target: EpsilonDelta, check: TargetCheck) -> bool:
     """Whether the estimate meets the target: to steer a search, not to promise anything."""
     if _plain_gaussian(pairs):
@@ -489,16 +470,5 @@ def seems_within(pairs: PairCounts, target: EpsilonDelta, check: TargetCheck) ->
     return not pairs.unprotected and check.costlier(pairs, Care.QUICK)[1] <= 0
 
 
-def _decide(pairs: PairCounts, check: TargetCheck) -> float:
-    """The excess on a lattice as fine as the estimated distance from the target asks for."""
-    _, distance = check.costlier(pairs, Care.CONFIRMED)
-    return check.lattice_excess(pairs, min(0.1, max(_FINEST, 0.3 * abs(distance))))[0]
-
-
 def _plain_gaussian(pairs: PairCounts) -> bool:
     return all(isinstance(pair, GaussianPair) for pair, _ in pairs.counts)
-
-
-def _surely_below(composition: Composition, epsilon: float) -> bool:
-    """No total loss reaches epsilon, with room for rounding: delta is 0."""
-    return composition.largest * (1 + 1e-12) <= epsilon

@@ -142,6 +142,8 @@ def account_command(
     if kind is not Solved.EPSILON:
         found[kind.replace("-", "_")] = value
         lines.insert(0, f"{kind.replace('-', ' ')} = {value:.7g} keeps epsilon <= {epsilon:g}")
+        if kind is Solved.NOISE and interval.upper == 0:
+            lines.append("No noise is needed: delta is at least the chance that a unit takes part in any round.")
     found["kind"] = kind
     if plot is not None:
         plot_rounds(described, EpsilonDelta(epsilon or interval.upper, delta), plot)

@@ -10,7 +10,10 @@ from calibrate.accountants.certified import CertifiedAccountant
 from calibrate.accountants.gaussian import GaussianAccountant, gaussian_mu
 from calibrate.accountants.registry import epsilon_of
 from calibrate.errors import InvalidInput, NotCertified, UnsupportedCombination
-from calibrate.privacy_unit import EpsilonDelta, PrivacyUnit, Relation
+from calibrate.privacy_unit import EpsilonDelta, EpsilonInterval, PrivacyUnit, Relation
+from calibrate.questions import epsilon as priced
+from calibrate.questions import rounds as most_rounds
+from calibrate.questions import sigma
 from calibrate.releases import (
     Gaussian,
     InSequence,
@@ -177,3 +180,40 @@ def test_a_unit_that_hardly_ever_takes_part_needs_no_noise(loss_noise_ratio: flo
     assert solved.factor < 0.05
     assert solved.certified.lower == 0
     assert epsilon_of(CertifiedAccountant(), solved.release, ADD_REMOVE, 1e-5).upper == 0
+
+
+NARROW = 1e-4
+ONE_CERTIFICATE = [
+    (1.58e-6, 799_679, 1e-8, 0.01311),
+    (1.28e-4, 187, 1e-3, 0.1693),
+    (1.45e-8, 1, 9e-27, 3.928),
+    (3.57e-7, 6, 9.57e-13, 0.0302),
+    (1.0, 163_208, 1.97e-9, 0.00294),
+    (0.013, 20_000, 1e-6, 3.0),
+    (0.4, 12, 1e-4, 60.0),
+]
+"""Rate, rounds, delta and epsilon, most of which one search answered with noise that another bound refused."""
+
+
+@pytest.mark.parametrize(("rate", "rounds", "delta", "epsilon"), ONE_CERTIFICATE)
+def test_one_certificate_answers_noise_and_epsilon(rate: float, rounds: int, delta: float, epsilon: float) -> None:
+    noise = sigma(epsilon=epsilon, delta=delta, sampling_rate=rate, rounds=rounds)
+    at, below = (
+        priced(noise_multiplier=z, delta=delta, sampling_rate=rate, rounds=rounds)
+        for z in (noise, noise * (1 - NARROW))
+    )
+    assert at.upper <= epsilon < below.upper
+
+
+@pytest.mark.parametrize(("rate", "rounds", "delta", "epsilon"), ONE_CERTIFICATE[1:4])
+def test_one_certificate_answers_rounds_and_epsilon(rate: float, rounds: int, delta: float, epsilon: float) -> None:
+    noise = sigma(epsilon=epsilon, delta=delta, sampling_rate=rate, rounds=rounds)
+    found = most_rounds(epsilon=epsilon, delta=delta, sampling_rate=rate, noise_multiplier=noise)
+    assert found >= rounds
+    more = priced(noise_multiplier=noise, delta=delta, sampling_rate=rate, rounds=2 * found)
+    assert more.upper > epsilon
+
+
+def test_no_noise_is_needed_where_delta_exceeds_the_chance_of_taking_part() -> None:
+    noise = sigma(epsilon=0.01, delta=1e-3, sampling_rate=1e-6, rounds=100)
+    assert priced(noise_multiplier=noise, delta=1e-3, sampling_rate=1e-6, rounds=100) == EpsilonInterval(0, 0)
