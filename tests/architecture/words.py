@@ -14,6 +14,7 @@ import sys
 import tokenize
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from tests.architecture.tree import ROOT, modules
@@ -70,6 +71,7 @@ REPLACEMENTS = {
     r"\bcounts? as\b": "is treated as",
 }
 """A pattern, and what to write instead."""
+ANY = re.compile("|".join(REPLACEMENTS), re.IGNORECASE)
 PATTERNS = {re.compile(pattern, re.IGNORECASE): replacement for pattern, replacement in REPLACEMENTS.items()}
 
 EXCEPTIONS: dict[tuple[str, str], str] = {}
@@ -107,6 +109,8 @@ def page_lines(path: Path) -> Iterator[tuple[int, str]]:
 
 def found_in(text: str) -> dict[str, str]:
     """The words of the list that a line contains, with what to write instead; each entry of the list once."""
+    if not ANY.search(text):
+        return {}
     return {found[0]: instead for pattern, instead in PATTERNS.items() if (found := pattern.search(text))}
 
 
@@ -116,6 +120,7 @@ def _hits(path: Path, lines: Iterator[tuple[int, str]]) -> Iterator[Hit]:
             yield Hit(path.relative_to(ROOT).as_posix(), number, text.strip(), word, replacement)
 
 
+@cache
 def all_hits() -> dict[str, list[Hit]]:
     """Every hit in code and in pages, exceptions included."""
     folder = sorted((ROOT / "docs").rglob("*.md"))
