@@ -106,7 +106,7 @@ def plan_and_noise(
     if epsilon is None:
         return plan, {}, None
     budget = calibrate_plan(plan, EpsilonDelta(epsilon, DELTA))
-    turned = next((v.response.epsilon for v in budget.values if isinstance(v, RandomizedValue)), None)
+    turned = next((v.response.local_epsilon for v in budget.values if isinstance(v, RandomizedValue)), None)
     return plan, {v.name: v.sigma for v in budget.values if isinstance(v, NoisyValue)}, turned
 
 
