@@ -179,7 +179,7 @@ class Journal:
             return (partial(Opened, ledger=identity, bound_only=True if bound_only else None),)
 
         self._prepare()
-        self.append(first)
+        self.append(first, make=True)
 
     def restore(self, rows: Sequence[Link], complete: bool) -> None:
         """Make the ledger of a backup's rows; unless it is `complete`, an entry says so and takes the rest back.
@@ -190,18 +190,18 @@ class Journal:
             raise self._occupied()
         self.anchor_file.set_aside()
         self._prepare()
-        with self._forgetting_on_error(), self.store.writing() as connection:
+        with self._forgetting_on_error(), self.store.writing(make=True) as connection:
             self.store.append(connection, rows)
         identity = fresh_identity()
         self.append(lambda book: () if complete else (partial(Restored, ledger=identity),))
         self.move_anchor()
 
     def _prepare(self) -> None:
+        """Refuse an anchor without its ledger; it is read first, as in `refresh`: another process may make both now."""
+        anchor = self._anchor.read() if self._anchor else None
         if not self.store.exists():
-            check_anchor(self.anchor_file.read(), Book())
+            check_anchor(anchor, Book())
             self.store.close()  # a PostgreSQL connection still remembers that the table was not there
-            self.store.create_if_absent()
-        self.store.check()
 
     def _occupied(self) -> WrongLedger:
         return WrongLedger(
@@ -210,13 +210,14 @@ class Journal:
 
     def begin(self) -> None:
         """Verify the whole ledger and hold it against its anchor."""
-        if self._access is LedgerAccess.WRITE and not self.store.exists():
-            check_anchor(self.anchor_file.read(), Book())
+        if self._access is LedgerAccess.WRITE:
+            self._prepare()
         self.store.check()
-        if self._access is LedgerAccess.READ:
-            self.refresh()
-            return
         _, state = self.refresh()
+        if self._access is LedgerAccess.READ:
+            return
+        if state is AnchorState.ABSENT:
+            _, state = self.refresh()  # the process that made the ledger may have been about to write its anchor
         if state is AnchorState.ABSENT and self._book.head.seq > 1:
             raise RolledBack(
                 self.store.label,
@@ -229,7 +230,7 @@ class Journal:
             )
         self.move_anchor()
 
-    def append(self, plan: Callable[[Book], Iterable[Draft]]) -> Book:
+    def append(self, plan: Callable[[Book], Iterable[Draft]], make: bool = False) -> Book:
         """Write what `plan` wants, given the newest state, in one durable transaction; then the anchor.
 
         The book that comes back shows the state right after; hold `lock` around call and use, because
@@ -240,7 +241,7 @@ class Journal:
             if self._access is LedgerAccess.READ:
                 raise Unavailable(self.store.label, "it was opened for reading only", "open it for writing")
             links: list[Link] = []
-            with self._forgetting_on_error(), self.store.writing() as connection:
+            with self._forgetting_on_error(), self.store.writing(make) as connection:
                 self._catch_up(connection)
                 at = timestamp(self._now())
                 for draft in plan(self._book):

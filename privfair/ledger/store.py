@@ -68,7 +68,7 @@ class Backend(ABC):
 
     @abstractmethod
     def begin_creating(self, connection: Connection) -> None:
-        """Start a transaction in which the table may be created, alone."""
+        """Start a durable transaction in which the table may be created, alone."""
 
     @abstractmethod
     def begin_writing(self, connection: Connection) -> None:
@@ -102,10 +102,21 @@ class Store:
         return self._backend.label
 
     @contextmanager
-    def writing(self) -> Iterator[Connection]:
-        """One transaction under the writer's lock; it is durable when the block has ended without error."""
+    def writing(self, make: bool = False) -> Iterator[Connection]:
+        """One transaction under the writer's lock; it is durable when the block has ended without error.
+
+        With `make` the table is created in the same transaction where there is none: no one sees it without rows.
+        """
+        if make:
+            self._backend.prepare()
         with self._translated_errors(), self._backend.engine.connect() as connection:
-            self._backend.begin_writing(connection)
+            if make:
+                self._backend.begin_creating(connection)
+                if not self._backend.exists(connection):
+                    self._backend.create(connection)
+                self._backend.check(connection)
+            else:
+                self._backend.begin_writing(connection)
             yield connection
             connection.commit()
 
@@ -120,14 +131,6 @@ class Store:
             return False
         with self.reading() as connection:
             return self._backend.exists(connection)
-
-    def create_if_absent(self) -> None:
-        self._backend.prepare()
-        with self._translated_errors(), self._backend.engine.connect() as connection:
-            self._backend.begin_creating(connection)
-            if not self._backend.exists(connection):
-                self._backend.create(connection)
-            connection.commit()
 
     def check(self) -> None:
         """Refuse a place without a ledger, or whose ledger has lost its guard or its durability."""
@@ -335,12 +338,12 @@ class PostgresTable(Backend):
         self._lock(connection, "0")
 
     def begin_writing(self, connection: Connection) -> None:
-        connection.execute(text("SET LOCAL synchronous_commit = on"))
         # By table, however a role's search path leads to it.
         self._lock(connection, f"'{TABLE}'::regclass::oid::bigint")
 
     @staticmethod
     def _lock(connection: Connection, what: str) -> None:
+        connection.execute(text("SET LOCAL synchronous_commit = on"))
         connection.execute(text(f"SELECT pg_advisory_xact_lock({_LOCK_SPACE} + {what})"))
 
     def begin_reading(self, connection: Connection) -> None:

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +33,12 @@ from privfair.ledger.entries import (
     WrongLedger,
 )
 from privfair.ledger.journal import AnchorState
+from privfair.ledger.store import Store
 from tests.postgres_server import NotInstalled, new_schema, postgres_server
 from tests.privfair.ledgers import DATASET, open_ledger
 
 PROCESSES = 8
+MAKERS = 16
 FORK = multiprocessing.get_context("fork")
 UNIT = PrivacyUnit.of(Relation.REPLACE_ONE)
 DATA = hashlib.sha256(b"data").hexdigest()
@@ -117,29 +120,36 @@ def wait_for_fsync(url: str, wanted: str) -> None:
 
 
 def race(place: Place, racer: Callable[..., object], *arguments: object, opened: bool = True) -> list[Any]:
-    """Let eight processes begin at once, each with its own ledger object; what each returned."""
+    """Let eight processes begin at once, each with its own ledger object; what each returned.
+
+    Sixteen begin where they make the ledger. There is no time limit: a process that fails hands in its
+    error, and one that dies closes its pipe.
+    """
     if opened:
         place.open().close()
-    start = FORK.Barrier(PROCESSES)
-    results = FORK.Queue()
+    processes = PROCESSES if opened else MAKERS
+    start = FORK.Barrier(processes)
 
-    def run(number: int) -> None:
+    def run(number: int, results: Connection) -> None:
         random.seed(number)
-        if not opened:
-            start.wait(60)
-            results.put(racer(number, *arguments))
-            return
-        with place.open() as ledger:
-            start.wait(60)
-            results.put(racer(ledger, number, *arguments))
+        try:
+            with place.open() if opened else contextlib.nullcontext() as ledger:
+                start.wait()
+                results.send(racer(*([ledger] if opened else []), number, *arguments))
+        except Exception as error:
+            start.abort()
+            results.send(error)
 
-    runners = [FORK.Process(target=run, args=(number,)) for number in range(PROCESSES)]
+    pipes = [FORK.Pipe(duplex=False) for _ in range(processes)]
+    runners = [FORK.Process(target=run, args=(number, pipe[1])) for number, pipe in enumerate(pipes)]
     for runner in runners:
         runner.start()
-    collected = [results.get(timeout=120) for _ in runners]
+    for _, sender in pipes:
+        sender.close()
+    collected = [receiver.recv() for receiver, _ in pipes]
     for runner in runners:
-        runner.join(60)
-        assert runner.exitcode == 0
+        runner.join()
+    assert [one for one in collected if isinstance(one, Exception)] == []
     return collected
 
 
@@ -167,11 +177,51 @@ def test_one_of_eight_trainers_wins_a_manifest(place: Place) -> None:
         assert status.claim.claimant in results
 
 
-def test_of_eight_processes_that_make_the_ledger_at_once_one_does(place: Place) -> None:
+def test_of_sixteen_processes_that_make_the_ledger_at_once_one_does(place: Place) -> None:
     made = race(place, lambda number: make(place), opened=False)
     assert made.count(True) == 1
     with place.open(LedgerAccess.READ) as ledger:
         assert ledger.verify()[0] == 1
+
+
+def between_the_looks(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
+    """Let `act` happen right after a process has seen that there is no ledger yet."""
+    looked = Store.exists
+
+    def look(store: Store) -> bool:
+        found = looked(store)
+        monkeypatch.setattr(Store, "exists", looked)
+        act()
+        return found
+
+    monkeypatch.setattr(Store, "exists", look)
+
+
+def test_a_ledger_made_between_two_looks_is_there_already(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    between_the_looks(monkeypatch, lambda: make(place))
+    with pytest.raises(WrongLedger, match="a ledger here already"):
+        Ledger.create(place.location, place.anchor)
+    place.open().close()
+
+
+def test_a_ledger_made_while_it_is_opened_is_not_taken_for_an_old_copy(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    between_the_looks(monkeypatch, lambda: make(place))
+    Ledger.open(place.location, place.anchor).close()
+
+
+def test_a_process_killed_while_it_makes_a_ledger_leaves_none(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    def die(*_: object) -> None:
+        raise SystemExit
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Store, "append", die)
+        with pytest.raises(SystemExit):
+            Ledger.create(place.location, place.anchor)
+    with pytest.raises(Unavailable, match="no ledger here"):
+        Ledger.open(place.location, place.anchor)
+    assert make(place)
 
 
 def spend_shared(ledger: Ledger, number: int, token: ClaimToken) -> list[int]:
