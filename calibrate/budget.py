@@ -27,7 +27,6 @@ from calibrate.tries import DRAW_ERROR, RandomTries
 _LARGEST_TARGET = 1000.0
 _ROOM_FOR_ROUNDING = 1 - 1e-11
 """Accountants reach the same price by different roads, so the solver aims this much lower than what is promised."""
-_MOST_CORRECTIONS = 4
 
 
 @dataclass(frozen=True)
@@ -165,8 +164,8 @@ def calibrate_plan(
         first = priced_by(AccountantName.RENYI, price_search(release, plan.unit, continuous.delta, tries))
     else:
         solved = solve_noise(plan.template(), plan.unit, aim)
-        factor, first = _priced_within(plan, solved.factor, continuous)
-        lower = solved.factor_lower
+        factor, lower = solved.factor, solved.factor_lower
+        first = best_epsilon(solved.release, plan.unit, continuous.delta)
     return CertifiedBudget(
         plan=plan,
         target=target,
@@ -177,20 +176,6 @@ def calibrate_plan(
         factor=factor,
         factor_lower=lower,
         tries=tries,
-    )
-
-
-def _priced_within(plan: Plan, factor: float, continuous: EpsilonDelta) -> tuple[float, Priced]:
-    """The factor and its price by the accountant that anybody who checks will ask, which may be a hair dearer."""
-    for _ in range(_MOST_CORRECTIONS):
-        priced = best_epsilon(scale_noise(plan.template(), factor), plan.unit, continuous.delta)
-        excess = priced.interval.upper / continuous.epsilon - 1
-        if excess <= 0:
-            return factor, priced
-        factor *= 1 + 1.1 * excess
-    raise NotCertified(
-        f"the solver and the {priced.accountant_name.value} accountant do not agree on the noise for epsilon "
-        f"{continuous.epsilon:g}; report the plan as a bug, and ask for another epsilon until it is fixed"
     )
 
 

@@ -19,6 +19,8 @@ Number = TypeVar("Number", int, float)
 
 
 class Batch(Enum):
+    """Whether an attacker sees which records are in a batch; only a secret batch adds to privacy."""
+
     SECRET = "secret"
     REVEALED = "revealed"
 

@@ -52,6 +52,8 @@ _USUAL, _EXACT = 1e-5, 2e-13
 _USUAL_SLOPE = 1.5
 _ONE_WAY = (SubsampledGaussianPair, SubsampledReplacePair, FixedSizeReplacePair, RandomAllocationPair)
 _TRIES = 60
+_STEP_DOWN, _REFUSALS, _SMOOTH = 1e-4, 3, 1e-3
+"""Steps (relative) and refusals in a row with which smaller factors are tried where intervals are wider than this."""
 
 
 class Certificate(Enum):
@@ -204,7 +206,20 @@ class _NearestFactor:
                 x = x if low < x < high and step % 3 else (low + high) / 2
         if sure is None:
             return self._nothing(side)
-        return math.exp(sure)
+        return math.exp(self._stepped_down(sure) if side is Side.UPPER else sure)
+
+    def _stepped_down(self, x: float) -> float:
+        """From a certified factor on to smaller ones that are certified as well.
+
+        Where few large losses decide, the upper end is rugged: below a refused factor it may be met again.
+        """
+        refused = 0
+        while refused < _REFUSALS and self.price(x).upper - self.price(x).lower > _SMOOTH * self.price(x).upper:
+            refused += 1
+            below = max(self._low, x - refused * _STEP_DOWN)
+            if below < x and self.price(below).upper <= self._target.epsilon:
+                x, refused = below, 0
+        return x
 
     def _excess(self, x: float, side: Side) -> float:
         """By how much the logarithm of that side's epsilon exceeds the target's."""

@@ -19,6 +19,7 @@ import pytest
 from hypothesis import settings
 
 from calibrate import plugins
+from calibrate.accountants import registry
 from privfair.batches import randomness
 from privfair.noise import lattice_sampler
 from tests.installed_packages import install as install  # a fixture for all
@@ -68,6 +69,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         rerun.MESSAGES = 1000
 
 
+_PRICE_CACHE = registry.best_epsilon
+"""The cached function itself, which a test may replace."""
 _ENTROPY = [os.urandom]
 """The generator in use is the last one; without a test the operating system's."""
 
@@ -78,7 +81,8 @@ lattice_sampler.os = randomness.os = _SYSTEM  # type: ignore[attr-defined]
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    """One generator per test; the operating system's where the test is marked `true_noise`."""
+    """One generator per test; the operating system's where the test is marked `true_noise`. No price is remembered."""
+    _PRICE_CACHE.cache_clear()
     yield from _drawing_from(item, item.nodeid)
 
 

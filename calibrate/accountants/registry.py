@@ -20,7 +20,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import cache, reduce
+from functools import cache, lru_cache, reduce
 from importlib import import_module
 from importlib.metadata import version
 from typing import Any, Protocol, TypeVar
@@ -295,8 +295,11 @@ def priced_by(name: AccountantName, interval: EpsilonInterval) -> Priced:
     return Priced(interval, name, library, _version(library))
 
 
+@lru_cache(maxsize=256)
 def best_epsilon(release: Release, unit: PrivacyUnit, delta: float) -> Priced:
     """The tightest certified interval for epsilon, from the accountant made for this kind of release.
+
+    The last few answers are kept: a solver's last price is what a signature asks for next.
 
     `release` is everything that is published, `unit` what is protected and against which change, `delta` in (0, 1).
 

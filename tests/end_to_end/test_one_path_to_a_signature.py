@@ -1,4 +1,4 @@
-"""The noise that is shown is the noise that is signed, and a signature costs one solve and two prices."""
+"""The noise that is shown is the noise that is signed, and a signature costs one solve and a second opinion."""
 
 from __future__ import annotations
 
@@ -56,20 +56,30 @@ def test_the_noise_shown_is_the_noise_signed_bit_for_bit(algorithm: str, tmp_pat
                 raise AssertionError(other)
 
 
-@pytest.mark.parametrize("algorithm", ["gaussian", "pay-once"])
-def test_one_signature_takes_one_solve_and_two_prices(
-    algorithm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("algorithm", "asked"), [("gaussian", ["solve", "second opinion"]), ("pay-once", ["price", "second opinion"])]
+)
+def test_one_signature_takes_one_solve_and_a_second_opinion(
+    algorithm: str, asked: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The price of the noise found is the last one of the solve, which is kept."""
     calls: list[str] = []
+    inside: list[str] = []
 
     def counting(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def counted(*arguments: Any, **named: Any) -> Any:
-            calls.append(name)
-            return function(*arguments, **named)
+            if not inside:
+                calls.append(name)
+            inside.append(name)
+            try:
+                return function(*arguments, **named)
+            finally:
+                inside.pop()
 
         return counted
 
     monkeypatch.setattr(budget_module, "solve_noise", counting("solve", budget_module.solve_noise))
+    monkeypatch.setattr(registry, "second_opinion", counting("second opinion", registry.second_opinion))
     monkeypatch.setattr(registry, "price", counting("price", registry.price))
     calibrated(algorithm, *signing_flags(tmp_path))
-    assert calls == (["price"] * 2 if algorithm == "pay-once" else ["solve", "price", "price"])
+    assert calls == asked

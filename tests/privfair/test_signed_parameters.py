@@ -75,10 +75,19 @@ def _prepare(desk: Desk, **changes: object) -> PreparedRun:
     return prepare_run(desk.plan, envelope, read_trust(desk.trust.read_bytes()))
 
 
-@pytest.mark.parametrize("changes", [{"sampling_rate": 0.1}, {"rounds": 2}, {"relation": "replace-one"}])
-def test_signed_parameters_that_are_not_the_plan_files_are_refused(desk: Desk, changes: dict[str, object]) -> None:
+OTHER_PARAMETERS: list[tuple[dict[str, object], str]] = [
+    ({"sampling_rate": 0.1}, "not those of the plan's"),
+    ({"rounds": 2}, "its parameters have 2 rounds, and it covers 3"),
+    ({"relation": "replace-one"}, "not those of the plan's"),
+]
+
+
+@pytest.mark.parametrize(("changes", "reason"), OTHER_PARAMETERS)
+def test_signed_parameters_that_are_not_the_plan_files_are_refused(
+    desk: Desk, changes: dict[str, object], reason: str
+) -> None:
     assert _prepare(desk).updates == 3
-    with pytest.raises(ManifestRefused, match="not those of the plan's"):
+    with pytest.raises(ManifestRefused, match=reason):
         _prepare(desk, **changes)
 
 
