@@ -13,7 +13,7 @@ import pytest
 import calibrate
 from calibrate.errors import PrivfairError, Refused
 from privfair.federation.gather import gather_run
-from privfair.integrations.desk.papers import open_runs
+from privfair.integrations.desk.papers import Known, open_runs
 from privfair.integrations.mlflow import log_run
 from privfair.run.record import Receipts, RunRecord
 from tests.privfair.small_runs import GAUSSIAN, Desk
@@ -88,6 +88,6 @@ def test_damage_is_reported_with_its_place_and_a_remedy(run: Path, tmp_path: Pat
     for reader in (log_run, lambda folder: gather_run(folder, {})):
         with pytest.raises(PrivfairError, match=r"run\.json"):
             reader(damaged)
-    ((name, why),) = open_runs([damaged.parent]).unreadable
+    ((name, why),) = open_runs([damaged.parent], Known()).unreadable
     assert name == "run"
     assert "put an untouched copy back" in why
