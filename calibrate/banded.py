@@ -1,8 +1,8 @@
 """Banded strategies: how the sums of some rounds in a row are mixed before they get independent noise.
 
 A strategy is one column c_0, ..., c_(b-1) of a lower-triangular Toeplitz matrix C with b bands. Round t publishes
-sum_j c_j G_(t-j) + noise, and whoever receives it solves for the G again. Their errors are C^-1 times independent
-noise, which largely cancels in the running sums that descent is made of. What it costs: docs/theorems/banded.md.
+sum_j c_j G_(t-j) + noise, and the receiver solves for the G again. Their errors are C^-1 times independent
+noise, which largely cancels in the running sums that descent computes. What it costs: docs/theorems/banded.md.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def banded_strategy(bands: int, rounds: int) -> tuple[float, ...]:
     sums (1, 1/2, 3/8, ...; Fichtenberger, Henzinger and Upadhyay 2023), cut off, and follows the gradient from there.
     """
     if count("bands", bands) > MOST_BANDS:
-        raise InvalidInput("bands", bands, f"exceeds {MOST_BANDS}", "use fewer bands; more hardly help")
+        raise InvalidInput("bands", bands, f"exceeds {MOST_BANDS}", "use fewer bands; more barely help")
     if bands == 1:
         return (1.0,)
     horizon = min(count("rounds", rounds), _LONGEST)

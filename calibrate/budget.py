@@ -128,7 +128,7 @@ def calibrate_plan(
 ) -> CertifiedBudget:
     """The smallest noise with which the plan meets the target; with `tries`, a search over runs of it does.
 
-    `numbers` says how many numbers one publication of a value has at most, by name; a value that is not named may
+    `numbers` says how many numbers one publication of each named value has at most; a value that is not named may
     have 16.7 million. Guarantee: as `CertifiedBudget` states it. The noise of all values keeps the
     plan's ratios and is scaled by one factor.
     """
@@ -136,7 +136,7 @@ def calibrate_plan(
         raise InvalidInput(
             "epsilon",
             target.epsilon,
-            f"must be at most {_LARGEST_TARGET:g}: a promise weaker than that protects nobody",
+            f"must be at most {_LARGEST_TARGET:g}: a promise weaker than that protects no one",
             "ask for a target below 10, or train without privacy openly (guarantee = {none = ..})",
         )
     value = plan.at(target.epsilon * _ROOM_FOR_ROUNDING)
@@ -208,7 +208,7 @@ def price_plan(
 
 
 def with_noise(values: tuple[NoisyValue, ...], given: Mapping[str, float]) -> tuple[NoisyValue, ...]:
-    """The values with the noise multipliers given by name; every one is needed."""
+    """The values with the noise multipliers given for their names; every one is needed."""
     for value in values:
         if value.name not in given:
             raise InvalidInput(value.name, None, "needs its noise", f"give a noise multiplier for {value.name}")

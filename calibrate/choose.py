@@ -16,7 +16,7 @@ class Observer(Enum):
     """From whom it must be protected; each sees all that the one before it sees."""
 
     MODEL = "model"
-    """Whoever gets the trained model; one party may see all records."""
+    """Anyone who gets the trained model; one party may see all records."""
     COORDINATOR = "coordinator"
     """The server that coordinates the sites, and the other sites, as well."""
 
@@ -26,7 +26,7 @@ class Fair(Enum):
 
     NOTHING = "nothing"
     GROUPS = "groups"
-    """Alike for the groups of a sensitive attribute."""
+    """Equal for the groups of a sensitive attribute."""
     SITES = "sites"
     """As good for the worst site as for the others."""
 
@@ -62,7 +62,7 @@ QUESTIONS = (
         "fair",
         "To whom should the model be fair?",
         {
-            "groups": "alike for the groups of a sensitive attribute",
+            "groups": "equally for the groups of a sensitive attribute",
             "sites": "as good for the worst site as for the others",
             "nothing": "fairness is not asked for",
         },
@@ -72,7 +72,7 @@ QUESTIONS = (
 
 @dataclass(frozen=True)
 class Need:
-    """What somebody wants: the unit, the observer, the number of sites, and the kind of fairness."""
+    """What someone wants: the unit, the observer, the number of sites, and the kind of fairness."""
 
     protect: Protected
     observer: Observer = Observer.COORDINATOR
@@ -140,7 +140,7 @@ _FAIR_PLUGIN = Choice(
     Protected.RECORD,
     (
         "Each site sends noisy gradients of two models, of the outcome and of the group, and one noisy histogram.",
-        "What is made of them is a rule with the gap between the groups that you ask for (target-gap).",
+        "What is built from them is a rule with the gap between the groups that you ask for (target-gap).",
         "Whether a record is there, its columns, its outcome and its attribute are all covered.",
         "The rule guesses the group from the columns when it answers; it never sees the attribute.",
     ),
@@ -178,7 +178,7 @@ _FPFL = Choice(
     Protected.USER,
     (
         "All records of one person are covered, however many there are.",
-        "One trusted party collects them, and adds the noise; nobody who gets the model is trusted.",
+        "One trusted party collects them, and adds the noise; no one who gets the model is trusted.",
     ),
     (
         "gaussian: if every person has one record, which protects the same people with less noise.",

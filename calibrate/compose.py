@@ -95,7 +95,7 @@ def compose(promises: Iterable[UnitPromise]) -> UnitPromise:
     """The promise that all of `promises` together make to one person, for the coarsest unit that each of them covers.
 
     Guarantee: basic composition with adaptively chosen parameters (docs/ledger.md), for mechanisms whose randomness
-    is independent; sums are exact and rounded up. A promise about an attribute says nothing about a record: beside
+    is independent; sums are exact and rounded up. A promise about an attribute says nothing about a record: next to
     one, the sum holds for the attribute alone.
     """
     given = tuple(promises)

@@ -3,7 +3,7 @@
 Proof: docs/theorems/discrete-noise.md. It compares the discrete mechanism with the continuous one rounded to
 the grid, value by value; the latter is post-processing of what the accountant priced. The comparison does
 not look at how the accountant arrived at its answer, so it holds for sampled batches, several releases of
-one batch, adaptive rounds and every accountant alike.
+one batch, adaptive rounds and every accountant.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ NO_SLACK = ProfileSlack(0.0, 0.0)
 
 
 def slack_of_noise(kind: NoiseKind, numbers: int, publications: int) -> ProfileSlack:
-    """The slack of publishing so many noisy numbers so often on the engine's grid.
+    """The slack of publishing this many noisy numbers this often on the engine's grid.
 
     Guarantee: Theorem 3 (Gaussian) and Theorem 5 (Laplace) of docs/theorems/discrete-noise.md; the grid has at least
     STEPS_PER_SCALE steps per noise scale.

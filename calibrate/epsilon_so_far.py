@@ -12,7 +12,7 @@ from calibrate.releases import InSequence, Release, Repeated, Sampled, over_roun
 from calibrate.sampling import Cyclic, RandomAllocation, ShuffledEpochs, whole
 
 _GRID = 16
-"""Prices are computed at so many evenly spaced numbers of rounds, when they are first needed."""
+"""Prices are computed at this many evenly spaced numbers of rounds, when they are first needed."""
 
 
 @final
@@ -29,7 +29,7 @@ class EpsilonSoFar:
         return self.after(min(rounds, -(-charged * _GRID // rounds) * rounds // _GRID or charged))
 
     def after(self, charged: int) -> float | None:
-        """The price of exactly so many rounds."""
+        """The price of exactly this many rounds."""
         if charged not in self._known:
             self._known[charged] = self._price(charged)
         return self._known[charged]
@@ -57,7 +57,7 @@ def event_after(event: Release, charged: int, rounds: int) -> Release:
     """
     match event:
         case InSequence(parts):
-            # Whole epochs of random allocation, and perhaps a begun one; each number of rounds has its own price.
+            # Whole epochs of random allocation, and at most one begun epoch; each number of rounds has its own price.
             drawn = tuple(part.release if isinstance(part, Repeated) else part for part in parts)
             first = drawn[0]
             if all(isinstance(each, Sampled) and isinstance(each.sampling, RandomAllocation) for each in drawn):

@@ -15,7 +15,7 @@
         ├── AuditRefused                  a signed audit cannot be believed, or is about another model
         └── GateRefused                   a contribution is not what the manifest allows
 
-Each message is one sentence that names the argument, its value, the rule and the remedy.
+Each message names the argument, its value, the rule and the remedy.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def open_unit(argument: str, value: float) -> float:
 def rate(argument: str, value: float) -> float:
     """A probability that is not zero, such as a sampling rate."""
     if not 0 < _finite(argument, value) <= 1:
-        raise InvalidInput(argument, value, "must lie in (0, 1]", "give a fraction such as 0.01")
+        raise InvalidInput(argument, value, "must be in (0, 1]", "give a fraction such as 0.01")
     return float(value)
 
 

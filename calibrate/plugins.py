@@ -1,7 +1,7 @@
 """Plans, algorithms, theorems, data sets, models and attacks of other packages, found by their entry points.
 
 A package is asked only for what a user names. Its files are read once and hashed, and it is imported from exactly those
-bytes, without any `.pyc` beside them; a budget signs that digest, and training under it refuses any other. In a process
+bytes, without any `.pyc` there; a budget signs that digest, and training under it refuses any other. In a process
 that imported the package before privfair was asked, Python's own import ran it, and the digest is of its files.
 
 A name that is built in is never looked up among plug-ins, so that none can be taken for what is known and proved.
@@ -85,7 +85,7 @@ def _module_name(top: str, place: str) -> str:
 
 @cache
 def _package(name: str) -> _Package:
-    """Read a package's files and, if nobody imported it yet, let it be imported from these bytes alone."""
+    """Read a package's files and, if it is not imported yet, let it be imported from these bytes alone."""
     spec = find_spec(name)
     if spec is None or spec.origin is None:
         raise ImportError(f"no package {name} with an __init__.py is installed")
@@ -139,7 +139,7 @@ class Plugin:
         return found
 
     def broken(self, error: BaseException) -> InvalidInput:
-        """The one sentence that a plug-in which cannot be used is worth."""
+        """The message about a plug-in that cannot be used."""
         said = str(error).strip().splitlines()
         rule = f"of {self.source} cannot be loaded ({type(error).__name__}{': ' + said[0] if said else ''})"
         return InvalidInput(f"plug-in {self.name}", self.entry.value, rule, "fix that package, or uninstall it")
@@ -147,7 +147,7 @@ class Plugin:
 
 @cache
 def installed_plugins(group: PluginGroup) -> tuple[Plugin, ...]:
-    """The entry points of a group, by name; nothing is imported."""
+    """The entry points of a group by their names; nothing is imported."""
     found = sorted(entry_points(group=group.value), key=lambda entry: entry.name)
     return tuple(Plugin(entry) for entry in found if _NAME.fullmatch(entry.name))
 

@@ -47,7 +47,7 @@ class PrivacyUnit:
 
     @classmethod
     def of(cls, relation: Relation) -> PrivacyUnit:
-        """The unit a relation speaks of when nothing else is said: a record, or a record's attribute."""
+        """The unit a relation speaks of by default: a record, or a record's attribute."""
         attribute = relation is Relation.REPLACE_ATTRIBUTE
         return cls(Protected.ATTRIBUTE if attribute else Protected.RECORD, relation)
 
@@ -106,7 +106,7 @@ class EpsilonInterval(CertifiedInterval):
         return f"&epsilon; &isin; {super()._repr_html_()}"
 
     def overlaps(self, other: EpsilonInterval) -> bool:
-        """Whether some epsilon lies in this interval and in `other`."""
+        """Whether some epsilon is in this interval and in `other`."""
         return self.lower <= other.upper and other.lower <= self.upper
 
     def agrees_with(self, other: EpsilonInterval) -> bool:

@@ -48,7 +48,7 @@ class NoisyRounds:
     def __post_init__(self) -> None:
         for multiplier in self.noise_multipliers:
             if positive("noise multiplier", multiplier) < LEAST_NOISE:
-                rule = f"is below {LEAST_NOISE:g}, which protects nobody: epsilon is in the thousands"
+                rule = f"is below {LEAST_NOISE:g}, which protects no one: epsilon is in the thousands"
                 raise InvalidInput("noise_multiplier", multiplier, rule, f"give {LEAST_NOISE:g} or more")
             if multiplier > MOST_NOISE:
                 rule = f"is above {MOST_NOISE:g}, where nothing is left of the data"
@@ -100,7 +100,7 @@ def sigma(
             "cyclic" (groups of units in a fixed cycle, for banded noise) or "full".
         relation: "add-remove", "replace-one" or "replace-attribute": how two neighbouring data sets differ.
         batch: "secret" or "revealed"; by default secret where an amplification bound is proved.
-        batches: Batches per epoch, instead of sampling_rate = 1 / batches. For "cyclic" the batches per cycle, beside a
+        batches: Batches per epoch, instead of sampling_rate = 1 / batches. For "cyclic" the batches per cycle, with a
             sampling_rate that is smaller where members of a group are drawn.
         epochs: Epochs, instead of rounds = epochs * batches.
         batch_limit, most_units: For "truncated-poisson": the most units in a batch, and that any party has.
@@ -180,7 +180,7 @@ def rounds(
         noise_multiplier: Noise relative to the contribution bound; several numbers are several values of one batch.
         sampling_rate, sampling, relation, batch, batches, batch_limit, most_units, bands: As for `sigma`.
 
-    Guarantee: so many rounds are (epsilon, delta)-private for the relation. Raises NotCertified if not even one is.
+    Guarantee: this many rounds are (epsilon, delta)-private for the relation. Raises NotCertified if not even one is.
 
     >>> rounds(epsilon=1, delta=1e-5, noise_multiplier=2.0, sampling_rate=0.01)
     2433
@@ -230,7 +230,7 @@ def solve_missing(
 ) -> tuple[Solved, float, NoisyRounds]:
     """Which of epsilon, noise multiplier, rounds and Poisson rate was left out, its value, and the rounds with it.
 
-    Rounds are one where another value is left out beside them. Epsilon is left to `price`: not a number here.
+    Rounds are one where another value is left out as well. Epsilon is left to `price`: not a number here.
     """
     if epsilon is None:
         described = noisy_rounds(noise_multipliers, times, **drawn)
@@ -369,7 +369,7 @@ def noisy_rounds(
 
 
 def _cyclic(sampling_rate: Rate | None, batches: int | None, bands: int | None, batch: Batch) -> Cyclic:
-    """A cycle of so many batches; `sampling_rate` is that of the whole data, as everywhere."""
+    """A cycle of this many batches; `sampling_rate` is that of the whole data, as everywhere."""
     if sampling_rate is None or batches is None:
         raise InvalidInput("batches", batches, "is needed for sampling cyclic", "give the batches per cycle")
     size, population = _ratio(sampling_rate)
@@ -427,7 +427,7 @@ def _sampling(
 def _check_rate(name: SamplingName, rate: Rate, size: int, population: int) -> None:
     """Refuse a rate that leaves open what is drawn; `size` and `population` are what it spells."""
     if not 0 < size <= population:
-        raise InvalidInput("sampling_rate", rate, "must lie in (0, 1]", "give a fraction such as 0.01 or 256/7500")
+        raise InvalidInput("sampling_rate", rate, "must be in (0, 1]", "give a fraction such as 0.01 or 256/7500")
     if name is SamplingName.WITH_REPLACEMENT and _is_decimal(rate):
         rule = "is a decimal, but draws with replacement need both numbers"
         raise InvalidInput("sampling_rate", rate, rule, "give draws/population, such as 256/7500")

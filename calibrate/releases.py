@@ -53,7 +53,7 @@ MOST_BANDS = 1024
 
 
 def check_column(column: tuple[float, ...]) -> tuple[float, ...]:
-    """The column, if it can be signed: positive at its head, of norm at most 1 and hardly less, in exact arithmetic."""
+    """The column, if it can be signed: positive at its head, of norm at most 1 and barely less, in exact arithmetic."""
     squares = sum((Fraction(value) ** 2 for value in column), Fraction(0))
     if not column or not column[0] > 0 or not (1 - Fraction(MOST_MISSING)) ** 2 <= squares <= 1:
         raise InvalidInput(
@@ -162,7 +162,7 @@ class NonPrivate(Composable):
 
     def __post_init__(self) -> None:
         if not self.why.strip():
-            raise InvalidInput("why", self.why, "must say why this is published in the clear", "write one sentence")
+            raise InvalidInput("why", self.why, "must say why this is published in the clear", "write a sentence")
 
 
 @dataclass(frozen=True, repr=False)
@@ -264,7 +264,7 @@ def over_rounds(sampling: Sampling | None, noisy: Gaussian | Laplace | Together,
             return Repeated(noisy, rounds)
         case ShuffledEpochs() | Cyclic():
             return Repeated(Sampled(sampling, noisy), sampling.epochs_for(rounds))
-        case RandomAllocation(batches, _, batch):  # an epoch that is begun has a price of its own
+        case RandomAllocation(batches, _, batch):  # an epoch that is begun has a separate price
             whole, begun = divmod(count("rounds", rounds), batches)
             parts: tuple[Release, ...] = (Repeated(Sampled(sampling, noisy), whole),) if whole else ()
             return InSequence((*parts, *((Sampled(RandomAllocation(batches, begun, batch), noisy),) if begun else ())))
@@ -489,7 +489,7 @@ _PLAIN: dict[type, tuple[type | UnionType, str]] = {
     bool: (bool, "must be true or false"),
     str: (str, "must be a text"),
 }
-"""The types of JSON that a field's type is read from, and what is said of any other."""
+"""The types of JSON that a field's type is read from, and the message for any other."""
 
 
 def _from_json(name: str, hint: Any, value: object) -> object:

@@ -275,7 +275,7 @@ def _needed(argument: str, number: Number | None) -> Number:
 
 
 def whole(sampling: Sampling) -> Sampling:
-    """The sampling of a whole epoch, whose begun epochs are drawn alike."""
+    """The sampling of a whole epoch, whose begun epochs are drawn the same way."""
     return (
         RandomAllocation(sampling.batches, batch=sampling.batch) if isinstance(sampling, RandomAllocation) else sampling
     )

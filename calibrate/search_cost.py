@@ -35,7 +35,7 @@ _TOLERANCE = 1e-6
 def price_search(release: Release, unit: PrivacyUnit, delta: float, tries: RandomTries) -> EpsilonInterval:
     """Both ends of epsilon at `delta` for publishing the best of a random number of tries of `release`.
 
-    Guarantee: if K is drawn by `tries` apart from the data, each try publishes `release` to nobody but the search, and
+    Guarantee: if K is drawn by `tries` apart from the data, each try publishes `release` to the search alone, and
     what is shown is one try that is best by any rule which looks at that try's own output, then what is shown is
     (upper, delta)-private for `unit` (equation 2). The lower end is that of a single try, which a rule without
     preferences shows. Raises UnsupportedCombination where a try has no Renyi divergence (truncated batches).

@@ -371,7 +371,7 @@ class FactorSearch:
 
 MOST_ROUNDS = 10**9
 _ONE_IN = 20_000
-"""Beyond this many rounds the last one in so many is not fought for: deciding it would take a huge lattice."""
+"""Beyond this many rounds the last one in this many is not fought for: deciding it would take a huge lattice."""
 
 
 def solve_rounds(

@@ -37,7 +37,7 @@ class RandomTries:
         if not 0 < self.gamma < 1:
             raise InvalidInput("gamma", self.gamma, "must lie strictly between 0 and 1", "give the mean instead")
         if not 0 <= self.shape <= _LARGEST_SHAPE:
-            raise InvalidInput("shape", self.shape, f"must lie in [0, {_LARGEST_SHAPE:g}]", "give 0 or 1")
+            raise InvalidInput("shape", self.shape, f"must be in [0, {_LARGEST_SHAPE:g}]", "give 0 or 1")
 
     @classmethod
     def with_mean(cls, mean: float, shape: float = 0.0) -> RandomTries:

@@ -114,32 +114,32 @@ def _replacement_log_delta(rate: float, z: float, sign: int, epsilon: float) -> 
     mu, u = 1 / z, float(SubsampledReplacement(rate, z).position(np.array([epsilon]))[0]) / z
     log_odds = math.log1p(-rate) - math.log(rate)
     log_middle = log_odds + (math.log(math.expm1(epsilon)) if epsilon < 30 else epsilon) if epsilon > 0 else -math.inf
-    doubt = 8 * UNIT_ROUNDOFF * (8 + abs(log_odds) + abs(epsilon) + (abs(u) + mu) ** 2)
+    uncertainty = 8 * UNIT_ROUNDOFF * (8 + abs(log_odds) + abs(epsilon) + (abs(u) + mu) ** 2)
     if sign < 0:
         first = float(log_ndtr(mu - u))
         rest = math.exp(log_middle + float(log_ndtr(-u)) - first) + math.exp(epsilon + float(log_ndtr(-u - mu)) - first)
         # Equation 15 with the event "above u", divided by its first term.
-        left = 1 - rest - 16 * doubt
-        return math.log(rate) + first - 16 * doubt + math.log(left) if left > 0 else -math.inf
+        left = 1 - rest - 16 * uncertainty
+        return math.log(rate) + first - 16 * uncertainty + math.log(left) if left > 0 else -math.inf
     # Any shares that add up to one are a bound; those of the optimal threshold make it sharp.
     log_shares = np.array([log_middle - mu * u + mu * mu / 2, epsilon - 2 * mu * u])
     log_shares -= np.logaddexp(*log_shares)
     bounds = [
-        share + _gaussian_log_delta(size, weight - share, doubt)
+        share + _gaussian_log_delta(size, weight - share, uncertainty)
         for share, weight, size in zip(log_shares.tolist(), (log_middle, epsilon), (mu, 2 * mu), strict=True)
         if share > -math.inf
     ]
     return math.log(rate) + float(np.logaddexp.reduce(bounds)) + 16 * UNIT_ROUNDOFF
 
 
-def _gaussian_log_delta(mu: float, epsilon: float, doubt: float) -> float:
-    """log delta_G(mu, epsilon), rounded up, for an epsilon that is known up to `doubt` only.
+def _gaussian_log_delta(mu: float, epsilon: float, uncertainty: float) -> float:
+    """log delta_G(mu, epsilon), rounded up, for an epsilon that is known up to `uncertainty` only.
 
     The logarithm falls by at most (|b| + 3/2) / mu per unit of epsilon, b = eps/mu + mu/2 (Mills' ratio).
     """
     at, steepest = np.array([mu]), (abs(epsilon) / mu + mu / 2 + 1.5) / mu
     error = 4 * float(log_delta_error(at, abs(epsilon))[0])
-    return float(gaussian_log_delta(at, epsilon)[0]) + error + steepest * doubt
+    return float(gaussian_log_delta(at, epsilon)[0]) + error + steepest * uncertainty
 
 
 def _random_allocation(batches: int, drawn: int, z: float, delta: float) -> EpsilonInterval:
@@ -184,8 +184,8 @@ _BURIED, _STEEP = 0.01, 3.0
 """Where rounding is more than this share of the coarse lattice's delta, or delta falls so much faster than the tilt
 says, one single large loss decides."""
 _WIDE, _WIDE_OF_POINTS, _MOST_DOUBLED, _LARGEST_OF_INTEREST = 0.05, 0.2, 1 << 24, 100.0
-"""An interval wider than this share (second: found point by point) is looked at in the other way as well, up to so many
-rounds and such an epsilon."""
+"""An interval wider than this share (second: found point by point) is computed in the other way as well, up to this
+number of rounds and this epsilon."""
 _CLOSE = 0.999
 """A lower end within this share of the upper one is not looked for elsewhere."""
 _LARGEST_SECOND_LOOK = 1 << 18
@@ -268,7 +268,7 @@ class CertifiedAccountant(CountingAccountant):
         composed = 0.0 if at_zero <= math.log(delta) else self._end(costlier, Side.LOWER, way)
         if composed >= _CLOSE * upper:
             return composed
-        # Whoever sees all rounds sees one of them.
+        # An attacker who sees all rounds sees one of them.
         return max(composed, *(_single(pair, delta).lower for pair, _ in cost.counts))
 
     def _upper(self, cost: PairCounts, delta: float, way: _Way = _Way.FITTING) -> tuple[float, int]:
@@ -454,7 +454,7 @@ def _crossing(lattice: LatticeSide, guess: float, log_target: float, close: floa
     slope = lattice.composed.tilt
     while high[0] - low[0] > close * high[0] and low[1] - high[1] > close * abs(log_target):
         slope = (low[1] - high[1]) / (high[0] - low[0])
-        # The secant, kept off the ends; then a hair past the root it points to, so that both ends close in.
+        # The secant, kept off the ends; then slightly past the root it points to, so that both ends close in.
         share = min(0.99, max(0.01, low[1] / (low[1] - high[1])))
         middle = low[0] + share * (high[0] - low[0])
         value = excess(middle)

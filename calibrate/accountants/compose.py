@@ -55,7 +55,7 @@ _FIXED_SLACK = 1e-10
 _LARGEST_LENGTH = 1 << 23
 """Lattice points of one composition: about half a gibibyte."""
 _DENSE = 1 << 12
-"""So many lattice points around the mean are looked at to say how fast a transform decays."""
+"""Number of lattice points around the mean are looked at to say how fast a transform decays."""
 _LEAST_TURN = 1 - math.cos(math.pi / 4) - 1e-12
 _LARGEST_DIRECT_WORK = 1 << 18
 """Frequencies times points up to which each Fourier coefficient is summed by itself instead of a fast transform."""
@@ -72,7 +72,7 @@ SURPLUS_TILTS = np.array([0.35, 0.7, 1.0, 1.4, 2.0, 2.8, 4.0, 5.6, 8.0])
 
 @dataclass(frozen=True)
 class Window:
-    """Where the composition is read off: near `epsilon`, after tilting, where the deviation is as given.
+    """Where the composition is evaluated: near `epsilon`, after tilting, where the deviation is as given.
 
     `period` is the least length of the window; it grows until the tilted mass above it, which wraps around
     and costs precision, is below `wrap`, or there are `most_points` points.
@@ -355,7 +355,7 @@ _Spectra = list[tuple[NDArray[np.complex128], int]]
 
 
 def _spectra(laws: Sequence[_Centred], length: int) -> tuple[_Spectra, float]:
-    """The laws' transforms, from frequency 0 as far as they may matter, and a bound on the rounding of each entry."""
+    """The laws' transforms, from frequency 0 to the last that may matter, and a bound on the rounding of each entry."""
     wanted = _frequencies_worth_computing(laws, length)
     points = max(len(law.index) for law in laws)
     if wanted is not None and wanted * points <= _LARGEST_DIRECT_WORK:
@@ -481,7 +481,7 @@ def on_lattice(
 ) -> LatticeSide:
     """Compose on a lattice that moves log delta by about `precision`, if `most_points` are enough for that.
 
-    `saddle` says how sensitive log delta is; `epsilon` and `log_delta` where the result will be read off.
+    `saddle` says how sensitive log delta is; `epsilon` and `log_delta` where the result will be evaluated.
     """
     at = narrow_tilt(transform, saddle, epsilon, log_delta)
     most_points = most_points or (_MOST_POINTS if precision >= _PRECISE else _MOST_POINTS_IF_PRECISE)
@@ -521,7 +521,7 @@ def _fine_enough(
         step = _align(composition, max(step, coarsest))
         laws, before = _lattice_laws(composition, side, step, saddle, window, precision)
         moved = abs(log_normaliser(laws, step, window.tilt) - before) * (c / window.tilt) ** 2
-        # A finer lattice that hardly helps may be an unlucky one; twice means that it is not the remedy.
+        # A finer lattice that barely helps may be an unlucky one; twice means that it is not the remedy.
         in_vain += best is not None and not moved < 0.5 * best[0]
         if best is None or moved < best[0]:
             best = (moved, step, laws)
@@ -571,7 +571,7 @@ def _log_moment(law: PrivacyLossLaw, nodes: Nodes, tilt: float, largest: float) 
 def _align(composition: Composition, step: float) -> float:
     """The nearest finer step that puts all atoms on the lattice, or at least those of the first law with any.
 
-    A hair is taken off so that the lattice point is not above the atom.
+    It is rounded down so that the lattice point is not above the atom.
     """
     losses = [abs(atom.loss) for law, _ in composition.terms for atom in law.atoms if atom.loss != 0]
     if not losses:

@@ -9,7 +9,7 @@ The path crosses the saddle point of the integrand, where it does not oscillate,
 converges geometrically; its step is chosen so that the aliases (delta at eps +- a period) are negligible. The
 number of steps enters only as a factor of K, so the cost does not depend on it.
 
-Where few participations are expected the integrand hardly decays; then `log_delta` returns None and the caller
+Where few participations are expected the integrand barely decays; then `log_delta` returns None and the caller
 falls back on the certified grid. Nothing that is promised rests on this file: it steers searches.
 """
 

@@ -1,6 +1,6 @@
 """Composing losses point by point, for the few large ones that no tilt can bring into range.
 
-Where a unit hardly ever takes part, a small delta is the chance of one single large loss. No exponential tilt makes
+Where a unit rarely takes part, a small delta is the chance of one single large loss. No exponential tilt makes
 that as likely as the bulk: on a transformed lattice it is buried under rounding. Here laws are finite sets of points,
 and sums of two independent losses are formed point by point in positive arithmetic, so that the smallest tail keeps
 its relative precision. The result is put into cells that follow its quantiles
@@ -29,18 +29,18 @@ from calibrate.arrays import Floats, Integers
 from calibrate.errors import NotCertified
 
 _CUT = 12.0
-"""Losses that together are rarer than delta by this many natural logarithms count as infinite, or are dropped."""
+"""Losses that together are rarer than delta by this many natural logarithms are infinite or dropped."""
 _SHRINKING = ((3, 0.2), (9, 0.33), (22, 0.44))
 _SHRINKING_IF_LONG = 0.5
 """By how much a tail shrinks within a cell (log): finer for few sums. Decides tightness only."""
 _LOWER_TAIL, _LOWER_SHARE = 40.0, 2.5
-"""How deep the lower tail is cut into cells (log), and how much coarser: small losses hardly matter."""
+"""How deep the lower tail is cut into cells (log), and how much coarser: small losses barely matter."""
 _CENTRE, _FINER = 3.0, 4
 """Tails heavier than exp(-3) are cut into cells that are finer by this factor: each sum widens the bulk a little."""
 _LARGEST_TILT = 1e6
 """Asks for quadrature nodes as far out as losses count."""
 _NEGLIGIBLE, _MOST_PAIRS = 22.0, 1 << 20
-"""Pairs of points rarer than the smallest tail by so many logarithms are left out; the most pairs of a sum."""
+"""Pairs of points rarer than the smallest tail by this many logarithms are left out; the most pairs of a sum."""
 _MASS_ROUNDINGS = 64.0
 """An atom's mass is right to this many roundoffs."""
 
@@ -83,7 +83,7 @@ def epsilon_by_doubling(composition: Composition, side: Side, log_target: float)
         total = points if total is None else add(total, points)
         lost += count * infinite
     assert total is not None
-    # A sum made on the way to T rounds is used in all of them together at most T times, likewise those of odd counts.
+    # A sum made on the way to T rounds is used in all of them together at most T times; those of odd counts too.
     lost = (lost + 3 * composition.steps * _MOST_PAIRS * cells.negligible) * max(1.0, float(total.masses.sum())) * 1.001
     losses = total.values + (total.stretch if upper else -total.stretch)
     rounding = (len(losses) + 8) * UNIT_ROUNDOFF

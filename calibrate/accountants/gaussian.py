@@ -1,4 +1,4 @@
-"""The analytic Gaussian mechanism, exact mixtures of it for revealed batches, and the accountants made of both.
+"""The analytic Gaussian mechanism, exact mixtures of it for revealed batches, and the accountants built from both.
 
 Write mu for sensitivity / standard deviation. Then (docs/theorems/accountants.md, equation A1)
 
@@ -89,7 +89,7 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
 
 
 def gaussian_epsilon_interval(mu_lower: float, mu_upper: float, delta: float) -> EpsilonInterval:
-    """Epsilon at `delta` for a mu known to lie in [mu_lower, mu_upper], rounded outward.
+    """Epsilon at `delta` for a mu known to be in [mu_lower, mu_upper], rounded outward.
 
     Guarantee: epsilon grows with mu; each end is moved until the computed log delta, shifted by its
     rounding-error bound, is on the right side of log delta.
@@ -284,7 +284,7 @@ class _Side:
 
 
 class RevealedAccountant(CountingAccountant):
-    """Exact accounting of revealed batches, alone or beside plain Gaussian releases.
+    """Exact accounting of revealed batches, alone or with plain Gaussian releases.
 
     Guarantee: two-sided up to rounding, which is bounded and rounded outward, for replace-one and
     replace-attribute (docs/theorems/accountants.md, "revealed").

@@ -95,7 +95,7 @@ def pessimistic(law: PrivacyLossLaw, edges: Integers, step: float) -> LatticeLaw
     loss: Floats = edges.astype(np.float64) * step
     if loss[-1] > _LARGEST_EDGE:
         raise NotCertified(
-            "so many rounds need a lattice too coarse for single losses; use more noise, or fewer rounds"
+            "this number of rounds needs a lattice too coarse for single losses; use more noise, or fewer rounds"
         )
     buckets = law.buckets(loss)
     nodes = connected_dots(buckets, loss)
@@ -127,9 +127,9 @@ def optimistic_with_merged_bulk(
 ) -> LatticeLaw | None:
     """The same for a law of rare large losses: all small ones are merged into one atom, which the lattice starts from.
 
-    Where a unit hardly ever takes part, nearly all mass has a loss far smaller than the step, and moving it to a
+    Where a unit rarely takes part, nearly all mass has a loss far smaller than the step, and moving it to a
     lattice point in every round costs more than everything else. Merging outcomes is post-processing, so the profile
-    falls; the atom's loss is log(p/q), rounded down. None for laws with atoms of their own, or without large losses.
+    falls; the atom's loss is log(p/q), rounded down. None for laws that have atoms, or without large losses.
     """
     threshold, first = 2 * step, 0
     if law.atoms or not span[0] < threshold < span[1] - 4 * step:

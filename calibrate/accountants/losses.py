@@ -51,11 +51,11 @@ class Buckets:
     above: float
 
 
-def at_ends(mass: Floats, share: Floats, doubt: Floats | float = 0.0) -> Floats:
-    """Masses at the ends of cells: `share` above, the rest below, and `doubt` at both."""
+def at_ends(mass: Floats, share: Floats, uncertain: Floats | float = 0.0) -> Floats:
+    """Masses at the ends of cells: `share` above, the rest below, and `uncertain` mass at both."""
     ends = np.zeros(len(mass) + 1)
-    ends[:-1] += mass - share + doubt
-    ends[1:] += share + doubt
+    ends[:-1] += mass - share + uncertain
+    ends[1:] += share + uncertain
     return ends
 
 

@@ -2,7 +2,7 @@
 
 `PrivacyLossAccountant` uses dp-accounting's own distributions where it has them, and ours. `PrvAccountant` uses
 prv-accountant (Gopi, Lee and Wutschitz 2021), which knows only the direction in which a record is removed; the mirror
-image is added here as a privacy random variable of its own, and the larger epsilon of the two counts.
+image is added here as a separate privacy random variable, and the larger epsilon of the two counts.
 
 For upper bounds ours hand the pair's hockey-stick curve to dp-accounting's connect-the-dots construction, which returns
 the smallest distribution on the grid whose curve lies above the given one.
@@ -332,7 +332,7 @@ def _allowance(cost: PairCounts, step: float, delta: float) -> float:
 
 
 def _suitable_step(cost: PairCounts) -> float:
-    """A step that makes the discretisation error negligible, as far as a million grid points reach."""
+    """A step that makes the discretisation error negligible, if a million grid points are enough."""
     mean_square: float = math.fsum(n * _loss_scale(pair) ** 2 for pair, n in cost.counts) / cost.rounds
     widest = max(_loss_range(pair) for pair, _ in cost.counts)
     step = max(math.sqrt(mean_square) / _STEPS_PER_DEVIATION, widest / _LARGEST_GRID)

@@ -1,4 +1,4 @@
-"""What an accountant is, the one fold that applies repetition and sequence, and all accountants by name.
+"""What an accountant is, the one fold that applies repetition and sequence, and the table of accountants.
 
 An accountant prices ONE leaf release for a privacy unit and knows how its prices compose. It never sees a
 repetition: `total_cost` brings a release to its normal form (each distinct leaf with its multiplicity) and
@@ -182,7 +182,7 @@ def _chance(pair: DominatingPair) -> float:
 def priced_pairs(
     accountant: str, leaf: Leaf, unit: PrivacyUnit, supported: tuple[type, ...]
 ) -> tuple[DominatingPair, ...]:
-    """The dominating pairs of a leaf, if the accountant can price every one of them; refused by name if not.
+    """The dominating pairs of a leaf, if the accountant can price every one of them; refused with the remedy if not.
 
     Free and Unbounded are priced by every accountant: nothing, and infinity.
     """
@@ -219,7 +219,7 @@ class CountingAccountant(ABC):
         return first.plus(second.counts)
 
     def epsilon(self, cost: PairCounts, delta: float) -> EpsilonInterval:
-        """Both ends of epsilon at `delta`, which lies in (0, 1), for the composition `cost`."""
+        """Both ends of epsilon at `delta`, which is in (0, 1), for the composition `cost`."""
         open_unit("delta", delta)
         if cost.unprotected:
             return EpsilonInterval(math.inf, math.inf)
@@ -229,7 +229,7 @@ class CountingAccountant(ABC):
     def _interval(self, cost: PairCounts, delta: float) -> EpsilonInterval: ...
 
 
-# All accountants by name, the best price of a release, and a second opinion on it.
+# The table of accountants, the best price of a release, and a second opinion on it.
 
 
 class AccountantName(StrEnum):

@@ -58,7 +58,7 @@ def log_mixture_moment(
 ) -> float:
     """log of the integral of P^order * Q^(1 - order), rounded up.
 
-    P = (1-q) N(0, z^2) + q N(upper_mean, z^2), Q likewise with lower_mean; the means lie in [-1, 1]. A negative
+    P = (1-q) N(0, z^2) + q N(upper_mean, z^2), Q the same with lower_mean; the means are in [-1, 1]. A negative
     order is allowed. Infinite when the grid would be larger than memory should bear: an upper bound still.
     """
     z = noise_multiplier
@@ -81,8 +81,8 @@ def log_mixture_moment(
 
 # Renyi divergences of the dominating pairs, one function per pair, each an upper bound at every order.
 #
-# `poisson_gaussian_rdp` is the binomial sum (Mironov, Talwar and Zhang 2019, Section 3.3) that also stands in
-# the papers judged by the theorem catalogue. Fractional orders are integrated numerically; the fixed-size bound
+# `poisson_gaussian_rdp` is the binomial sum (Mironov, Talwar and Zhang 2019, Section 3.3) that is also printed in
+# the articles judged by the theorem catalogue. Fractional orders are integrated numerically; the fixed-size bound
 # of Wang, Balle and Kasiviswanathan (2019) is dp-accounting's.
 
 

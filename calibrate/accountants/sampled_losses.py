@@ -182,11 +182,11 @@ class SubsampledReplacement(PrivacyLossLaw):
 # (equation 6).
 #
 # Let R be the removal pair ((1-q) N(0, z^2) + q N(1, z^2), N(0, z^2)) and A its mirror image. For e >= 0 the
-# profile of R is the larger one, for e < 0 that of A. The larger curve is the profile of a pair of its own:
+# profile of R is the larger one, for e < 0 that of A. The larger curve is the profile of another pair:
 #
 # * its positive losses are those of R (x > 1/2 under the mixture),
 # * its negative losses are those of A (x > 1/2 under N(0, z^2), loss -log r(x)),
-# * what is missing to total mass one sits at loss 0: (1-q) (2 Phi(1/(2z)) - 1), under P and Q alike.
+# * what is missing to total mass one sits at loss 0: (1-q) (2 Phi(1/(2z)) - 1), under both P and Q.
 #
 # Composing this law bounds every replace-one composition from above (docs/theorems/certified-accountant.md).
 
@@ -267,7 +267,7 @@ def _half_line(reach: float, panel: float) -> tuple[Floats, Floats]:
 
 
 _REACH = 13.0
-"""Deviations of a single log-normal that are kept; what lies beyond, below 1e-38 on each side, counts as lost."""
+"""Deviations of a single log-normal that are kept; what lies beyond, below 1e-38 on each side, is treated as lost."""
 _BULK, _TAIL, _DEEP = 0.03, 0.2, 8.0
 """Width of cells in deviations; how much a tail may shrink within a cell (log); from where on cells may be wider."""
 _HEAVY_TAIL = 0.13
@@ -380,7 +380,7 @@ def _allocation_law(noise_multiplier: float, batches: int, drawn: int, upper: bo
 def _levels(s: float) -> tuple[Floats, Floats]:
     """Where to cut cells, in deviations of a normal law, outward from its middle: for the lower and the upper half.
 
-    In the bulk the cells are equally wide; further out each holds the same factor of the tail, as far as tails matter.
+    In the bulk the cells are equally wide; further out each holds the same factor of the tail, while tails matter.
     The upper tail of the mixture is that of the plain law moved by s.
     """
     tail = _TAIL if s <= 1 else _HEAVY_TAIL

@@ -1,7 +1,7 @@
 """Which release has a proved dominating pair under which adjacency: the one place that decides.
 
 `dominating_pairs(leaf, unit)` maps one leaf release to the pairs whose composition dominates it, or refuses
-by name with the remedy. All accountants price what this function returns, so that none of them can support
+with the remedy. All accountants price what this function returns, so that none of them can support
 (or misread) a combination on its own.
 
 ==================  ======================  =========================  ============================

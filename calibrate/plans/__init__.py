@@ -83,7 +83,7 @@ def parameter_names(algorithm: AlgorithmName | PluginName) -> tuple[str, ...]:
 def plan_from_mapping(algorithm: AlgorithmName | PluginName | str, mapping: Mapping[str, object]) -> Plan:
     """The plan with these parameters; keys may be spelled with dashes or underscores.
 
-    Absent values (None) count as not given. Raises InvalidInput for an unknown or a missing name and for every
+    Absent values (None) are treated as not given. Raises InvalidInput for an unknown or a missing name and for every
     value that breaks a rule of the plan.
     """
     name = algorithm_named(algorithm) if isinstance(algorithm, str) else algorithm

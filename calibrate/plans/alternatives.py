@@ -84,7 +84,7 @@ def _planned(description: str, plan: Plan) -> _Case:
 
 
 def _separately(sampling: Poisson, plan: Plan) -> Release:
-    """All rounds with each value on a batch of its own."""
+    """All rounds with each value on a separate batch."""
     return Repeated(InSequence(tuple(Sampled(sampling, value.release()) for value in plan.values())), plan.rounds)
 
 

@@ -41,7 +41,7 @@ class FedfdpPlan(Plan):
     `loss_clip`; both together are one Poisson-subsampled Gaussian release with the joint multiplier inside the
     sampling (docs/theorems/fedfdp.md, "One batch, two releases"). Unit: one record, added or removed.
 
-    `loss_noise_ratio` is sigma_l / sigma, both as multipliers of their own clip.
+    `loss_noise_ratio` is sigma_l / sigma, both as multipliers of their clips.
     """
 
     algorithm = AlgorithmName.FEDFDP
@@ -126,7 +126,7 @@ class FpflPlan(Plan):
 
     algorithm = AlgorithmName.FPFL
     summary: ClassVar[str] = (
-        "FPFL: fairness by multipliers under user-level privacy. Protects one user from whoever sees the model; the "
+        "FPFL: fairness by multipliers under user-level privacy. Protects one user from anyone who sees the model; the "
         "aggregator is trusted."
     )
     example: ClassVar[str] = (

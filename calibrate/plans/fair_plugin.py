@@ -83,7 +83,7 @@ TREE, PUPIL = "score_tree", "pupil_tree"
 
 @dataclass(frozen=True)
 class FairPluginPlan(Plan):
-    """Everything a plug-in rule is made of, paid: clipped gradient sums in every round, two histograms once.
+    """Everything a plug-in rule is built from, paid: clipped gradient sums in every round, two histograms once.
 
     Guarantee: one record (or one user) adds at most `clip` to a silo's sum of score gradients, at most `group_clip` to
     its sum of group gradients and at most `count_clip` to each histogram, in L2; all of it is Gaussian and of the full
@@ -96,7 +96,7 @@ class FairPluginPlan(Plan):
 
     algorithm = AlgorithmName.FAIR_PLUGIN
     summary: ClassVar[str] = (
-        "Fair plug-in: noisy models of the outcome and of the group, and a fair rule made of both. Protects whole "
+        "Fair plug-in: noisy models of the outcome and of the group, and a fair rule built from both. Protects whole "
         "records, whole users, or one attribute, as you choose."
     )
     example: ClassVar[str] = "--epsilon 1 --delta 1e-5 --rounds 100"
@@ -167,7 +167,7 @@ class FairPluginPlan(Plan):
                 return (
                     "The protected unit is one record's sensitive attribute; features and labels are not protected.",
                     "The attribute is randomised once per record with fresh randomness, and never randomised again.",
-                    "Models of the group, group sizes and the fair rule are made of the randomised attribute alone.",
+                    "Models of the group, group sizes and the fair rule are built from the randomised attribute alone.",
                 )
             case Protected.RECORD | Protected.USER:
                 return (
@@ -183,7 +183,7 @@ class FairPluginPlan(Plan):
         search = "Choosing parameters or a target gap by looking at exact results is not charged."
         if self.protect is Protected.ATTRIBUTE:
             return (
-                "Features and labels, and whatever they alone tell about the attribute: gradients expose them.",
+                "Features and labels, and whatever they alone reveal of the attribute: gradients expose them.",
                 "Records' features and labels in the splits and leaves of trees, where trees are grown.",
                 "The rule guesses the attribute from the features when it predicts, unless it is distilled into trees.",
                 search,

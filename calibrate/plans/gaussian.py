@@ -237,12 +237,12 @@ class GaussianPlan(Plan):
             case RandomAllocation(batches):
                 return (
                     f"In each epoch of {batches} rounds each record joins exactly one batch, uniformly and "
-                    "independently of all others, and nobody learns which."
+                    "independently of all others, and no one learns which."
                 )
             case TruncatedPoisson(population=most, limit=limit):
                 return (
                     "Each record joins each batch independently with the sampling rate; of a batch above "
-                    f"{limit} records a random {limit} are kept. No party has more than {most} records, and nobody "
+                    f"{limit} records a random {limit} are kept. No party has more than {most} records, and no one "
                     "learns the batch."
                 )
             case Cyclic(groups, rate):
@@ -251,7 +251,7 @@ class GaussianPlan(Plan):
                 )
                 return (
                     f"Each record belongs to one of {groups} groups by its own content alone; rounds go through the "
-                    f"groups in a fixed cycle, and {joins}" + (", and nobody learns which." if rate < 1 else ".")
+                    f"groups in a fixed cycle, and {joins}" + (", and no one learns which." if rate < 1 else ".")
                 )
             case _:
                 return "Each record joins each batch independently with the sampling rate, and nobody learns the batch."
@@ -283,7 +283,7 @@ class OwnLoopPlan(Plan):
 
     algorithm = AlgorithmName.OWN_LOOP
     summary: ClassVar[str] = (
-        "A training loop of your own in any framework: named sums over a batch, through the gate. Protects one record "
+        "Your training loop in any framework: named sums over a batch, through the gate. Protects one record "
         "or one user."
     )
     arithmetic: ClassVar[str] = (
@@ -387,7 +387,7 @@ class OwnLoopPlan(Plan):
         scheme = self.scheme
         if scheme is not None:
             secret = scheme.batch is Batch.SECRET
-            batch += " Nobody learns the batch." if secret else " The batches count as known to the observer."
+            batch += " Nobody learns the batch." if secret else " The batches are treated as known to the observer."
         part = (
             "two possible parts are at most the bound apart" if self._apart else "part has at most the bound as L2 norm"
         )

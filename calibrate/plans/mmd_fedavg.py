@@ -38,7 +38,7 @@ PREDICTED = "predictions"
 """The family of more than two groups' sets."""
 UPDATES = "client_updates"
 HALF_RANGE = 0.5
-"""Predictions lie in [0, 1]: within 1/2 of the centre, and replaced by one at most twice that away."""
+"""Predictions are in [0, 1]: within 1/2 of the centre, and replaced by one at most twice that away."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class MmdFedavgPlan(Plan):
     """MMD-fair FedAvg; `group_size` is the size of the smallest group, or any bound below it.
 
     Guarantee: replacing one record, its group included, takes one value out of one group's predictions and puts
-    one into (perhaps) another's. Each group's set is dominated by a fixed-size sample under replace-one
+    one into the same or another's. Each group's set is dominated by a fixed-size sample under replace-one
     whose values lie within 1/2 of a centre; a round is charged for two sets, because no record touches more,
     however many groups there are. A record belongs to one client, whose clipped update moves by at most twice the clip
     (docs/theorems/fpfl-and-mmd.md#mmd-fair-fedavg). Unit: one record, replaced.

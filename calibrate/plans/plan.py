@@ -21,7 +21,7 @@ from calibrate.releases import Gaussian, InSequence, Laplace, RandomizedResponse
 from calibrate.sampling import SamplingName
 
 PlainValue = int | float | str | bool | None | tuple[float, ...] | tuple[str, ...]
-"""What a plan's parameters are made of, so that they fit a manifest, TOML and JSON."""
+"""The types of a plan's parameters, so that they fit a manifest, TOML and JSON."""
 
 
 class AlgorithmName(Enum):
@@ -112,7 +112,7 @@ class NoisyValue:
                 assert_never(self.kind)
 
     def slack(self, rounds: int) -> ProfileSlack:
-        """What discrete noise may add to the price of all publications in a run of so many rounds."""
+        """What discrete noise may add to the price of all publications in a run of this many rounds."""
         return slack_of_noise(self.kind, self.numbers, rounds if self.every_round else 1)
 
     def to_json(self) -> dict[str, object]:
@@ -194,7 +194,7 @@ class Plan(ABC):
 
     @abstractmethod
     def publish(self, values: tuple[NoisyValue, ...], once: tuple[NoisyValue, ...]) -> Release:
-        """The release that publishes these values (this plan's own, perhaps with other noise multipliers)."""
+        """The release that publishes these values (this plan's own, or the same with other noise multipliers)."""
 
     def template(self) -> Release:
         """Everything the budget pays for, with the plan's relative noise multipliers."""
@@ -225,7 +225,7 @@ class Plan(ABC):
 
     @abstractmethod
     def assumptions(self) -> tuple[str, ...]:
-        """What must hold for the guarantee to be true, each in one sentence."""
+        """What must hold for the guarantee to be true."""
 
     @abstractmethod
     def unprotected(self) -> tuple[str, ...]:

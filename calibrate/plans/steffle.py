@@ -33,7 +33,7 @@ H_THETA, H_W = "h_theta", "h_W"
 
 
 _SAMPLINGS = (SamplingName.SHUFFLED, SamplingName.POISSON, SamplingName.FULL, SamplingName.WITH_REPLACEMENT)
-"""How a silo draws its batches. In each case the batch counts as revealed, because g shows it."""
+"""How a silo draws its batches. In each case the batch is treated as revealed, because g shows it."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class StefflePlan(Plan):
     algorithm = AlgorithmName.STEFFLE
     summary: ClassVar[str] = (
         "SteFFLe: private fair federated descent-ascent. Protects one record's sensitive attribute in what a silo "
-        "sends; batches count as known, because the loss gradient shows them."
+        "sends; batches are treated as known, because the loss gradient shows them."
     )
     example: ClassVar[str] = (
         "--epsilon 1 --delta 1e-5 --silo-size 7500 --batch-size 256 --rounds 1172 \\\n"
@@ -64,7 +64,7 @@ class StefflePlan(Plan):
     lipschitz: Annotated[float, Flag("L", "Lipschitz constant of the class probabilities in theta.")]
     w_radius: Annotated[float, Flag("D", "Radius of the Frobenius ball that W is projected onto.")]
     sampling: Annotated[
-        SamplingName, sampling_flag("How batches are drawn; they count as known to the observer.", *_SAMPLINGS)
+        SamplingName, sampling_flag("How batches are drawn; they are treated as known to the observer.", *_SAMPLINGS)
     ] = SamplingName.SHUFFLED
     groups: Annotated[int, Flag("K", "Number of sensitive groups.")] = 2
     theta_share: Annotated[float, Flag("S", "Share of a round's budget for h_theta; the rest is h_W's.")] = 0.5

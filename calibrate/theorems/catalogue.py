@@ -1,4 +1,4 @@
-"""All claims of the four papers, by id, and those that other packages bring."""
+"""All claims of the four articles, by id, and those that other packages bring."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ THEOREM_PLUGINS: Plugins[tuple[Theorem, ...]] = Plugins(
     read_theorems,
     lambda: {theorem.id.partition(".")[0] for theorem in CATALOGUE},
 )
-"""The claims of other papers, in other packages; the entry point's name is the paper's."""
+"""The claims of other articles, in other packages; the entry point's name is the paper's."""
 
 
 def theorem_named(id: str) -> Theorem:

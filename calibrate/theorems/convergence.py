@@ -1,4 +1,4 @@
-"""What the papers claim about convergence: SteFFLe's Theorems 3.4 and C.9, MMD-fair FedAvg's Theorem 5.1.
+"""What the articles claim about convergence: SteFFLe's Theorems 3.4 and C.9, MMD-fair FedAvg's Theorem 5.1.
 
 All three are rates with a hidden constant, which is a parameter here. Their conditions are computed, and the rate is
 held against runs whose course is known exactly: noisy gradient steps and local steps on quadratics whose curvature,

@@ -234,13 +234,13 @@ def _theorem_1(s: Setting) -> Finding:
     margin = max(2 * weight - 1, 1e-9)  # where it is not positive the claim does not apply
     claimed = smooth / (2 * steps) * (factor * spread / (mu**2 * margin) + first)
     why = (
-        f"after {steps:g} steps of size 2/(mu t) the larger of two quadratics (curvature mu and L, all data alike) is "
+        f"after {steps:g} steps of size 2/(mu t) the larger of two quadratics (curvature mu and L, equal data) is "
         f"{found:.4g} above its minimum, computed exactly; Equation 16 with G^2 the largest mean square of a gradient "
         f"on the way allows {claimed:.4g}; the proof's own v has beta^2 A = 4A/mu^2 where A/mu^2 is printed"
     )
     granted = (
         "gradients are bounded in mean square along the run; those of a strongly convex loss are nowhere near bounded",
-        "the step size 2/(mu t), which is said in the proof only",
+        "the step size 2/(mu t), which is in the proof only",
     )
     return Finding(BoundComparison("E F(w_t) - F* on a quadratic", claimed, found), why, granted)
 

@@ -132,7 +132,7 @@ THEOREMS = (
             Parameter("order", 2, "Rényi order", partial(count, least=2), ("alpha",)),
         ),
         compute=_sub_sampling,
-        proof="exp((alpha - 1) D) is jointly convex, and a subset without the unit tells nothing (see the page)",
+        proof="exp((alpha - 1) D) is jointly convex, and a subset without the unit reveals nothing (see the page)",
     ),
     _claim(
         id="fpfl.gaussian-rdp",
@@ -146,7 +146,7 @@ THEOREMS = (
         ),
         domain={"sensitivity": (10.0, 2.0), "order": (2.0, 32.0)},
         correction=Correction(
-            "the sensitivity stands in the divisor although sigma is relative to it: alpha/(2 sigma^2) is meant",
+            "the sensitivity is in the divisor although sigma is relative to it: alpha/(2 sigma^2) is meant",
             ("reading", RenyiForm.CORRECTED),
         ),
         compute=_gaussian_rdp,
