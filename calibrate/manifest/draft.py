@@ -51,7 +51,7 @@ from calibrate.tries import RandomTries
 
 ALWAYS_UNPROTECTED = "Timing, message sizes and the number of rounds."
 TIMING_OF_TRIES = "Whoever sees how long the search takes learns how many tries there were, which must stay secret."
-DEFAULT_LIFETIME = timedelta(days=90)
+VALID_DAYS = 90
 _BEST_TRY = "The best of a secret random number of tries, shown alone. "
 _SECRET_TRIES = "All tries but the best, and their number, stay secret, and the number is drawn apart from the data."
 _NO_REASON = "No reason was given when this budget was issued."
@@ -68,7 +68,7 @@ class Issuer:
 
     silos: tuple[tuple[str, int], ...] = ()
     ledgers: tuple[LedgerBinding, ...] = ()
-    lifetime: timedelta = DEFAULT_LIFETIME
+    lifetime: timedelta = timedelta(days=VALID_DAYS)
     why: str = ""
     research_noise: bool = False
     not_protected: tuple[str, ...] = ()
@@ -132,7 +132,7 @@ Price = CertifiedBudget | PaperNoise | NoPromise
 """The three kinds of budget documents, by what is known of their noise and its cost."""
 
 
-def valid_for(lifetime: timedelta = DEFAULT_LIFETIME, start: datetime | None = None) -> Validity:
+def valid_for(lifetime: timedelta = timedelta(days=VALID_DAYS), start: datetime | None = None) -> Validity:
     """In force from now (or `start`) for the given time."""
     now = datetime.now(UTC)
     begin = now if start is None else start

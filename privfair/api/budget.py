@@ -6,12 +6,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypedDict, Unpack
 
 from calibrate.budget import CertifiedBudget, calibrate_plan
 from calibrate.errors import InvalidInput
 from calibrate.manifest.document import BudgetDocument, DataBinding, DataIdentity, LedgerBinding, OwnCode
-from calibrate.manifest.draft import BudgetSubject, Issuer, draft_document
+from calibrate.manifest.draft import VALID_DAYS, BudgetSubject, Issuer, draft_document
 from calibrate.manifest.issue import BudgetDraft, issue
 from calibrate.manifest.keys import SigningKey, load_private
 from calibrate.manifest.strict_json import digest, digest_of_bytes, in_our_words
@@ -20,7 +20,7 @@ from calibrate.plans import plan_from_mapping
 from calibrate.plans.plan import AlgorithmName
 from calibrate.privacy_unit import EpsilonDelta
 from privfair.durable import read_named
-from privfair.ledger import Ledger, LedgerAccess
+from privfair.ledger import Ledger
 from privfair.plan.plan import plan_from_flags
 from privfair.run.public import RunPromise, promise_of
 from privfair.run.signed_budget import SignedBudget
@@ -102,7 +102,7 @@ def budget(
     dataset: tuple[str, str, str] | None = None,
     ledger: str | Path | Ledger | None = None,
     code: Iterable[str | Path] = (),
-    valid_days: int = 90,
+    valid_days: int = VALID_DAYS,
     why: str = "",
     unsafe_seeded_research_noise: bool = False,
 ) -> PricedBudget:
@@ -167,15 +167,32 @@ def budget(
         code=tuple(own_code(path) for path in code),
         shapes={name: tuple(int(side) for side in shape) for name, shape in shapes.items()},
     )
-    issuer = Issuer(
-        ledgers=() if ledger is None else (LedgerBinding(ledger=identity_of_ledger(ledger)),),
-        lifetime=timedelta(days=valid_days),
-        why=why,
-        research_noise=unsafe_seeded_research_noise,
+    issuer = issuer_of(
+        ledger=ledger, why=why, valid_days=valid_days, unsafe_seeded_research_noise=unsafe_seeded_research_noise
     )
     plan = plan_from_mapping(file.algorithm, file.privacy)
     priced = calibrate_plan(plan, EpsilonDelta(epsilon, delta), subject.numbers)
     return PricedBudget(draft_document(priced, subject, issuer))
+
+
+class Asking(TypedDict, total=False):
+    """What may be asked of a budget beside the plan: see `privfair.Plan.price`."""
+
+    ledger: str | Path | Ledger | None
+    why: str
+    valid_days: int
+    unsafe_seeded_research_noise: bool
+
+
+def issuer_of(**asked: Unpack[Asking]) -> Issuer:
+    """The issuer's choices, as they are given in Python."""
+    ledger = asked.get("ledger")
+    return Issuer(
+        ledgers=() if ledger is None else (LedgerBinding(ledger=Ledger.identity_of(ledger)),),
+        lifetime=timedelta(days=asked.get("valid_days", VALID_DAYS)),
+        why=asked.get("why", ""),
+        research_noise=asked.get("unsafe_seeded_research_noise", False),
+    )
 
 
 def own_code(path: str | Path) -> OwnCode:
@@ -189,16 +206,6 @@ def _by_name(argument: str, given: Mapping[str, float] | float, names: tuple[str
     if set(given) != set(names):
         raise InvalidInput(argument, sorted(given), f"must name exactly {', '.join(names)}", "give one number for each")
     return tuple(float(given[name]) for name in names)
-
-
-def identity_of_ledger(ledger: str | Path | Ledger) -> str:
-    """What manifests name a ledger by: of an open one, or of the one at a path, a URL or under an id."""
-    if isinstance(ledger, Ledger):
-        return ledger.identity
-    if isinstance(ledger, str) and len(ledger) == 64 and set(ledger) <= set("0123456789abcdef"):
-        return ledger
-    with Ledger.open(ledger, access=LedgerAccess.READ) as opened:
-        return opened.identity
 
 
 def _identity_of_data(parts: tuple[str, str, str]) -> DataIdentity:

@@ -10,7 +10,6 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NotRequired, TypedDict, Unpack, final
 
@@ -19,12 +18,10 @@ from numpy.typing import NDArray
 
 from calibrate.arrays import Floats
 from calibrate.errors import InvalidInput
-from calibrate.manifest.document import LedgerBinding
-from calibrate.manifest.draft import Issuer
 from calibrate.manifest.issue import request_bytes
 from calibrate.manifest.trust import FolderTrust, TrustFile
 from calibrate.notebook import as_html
-from privfair.api.budget import Key, PricedBudget, identity_of_ledger
+from privfair.api.budget import Asking, Key, PricedBudget, issuer_of
 from privfair.api.draft import draft
 from privfair.api.frames import (
     Declared,
@@ -73,15 +70,6 @@ def _private_folder(owner: object, prefix: str) -> Path:
     folder = Path(tempfile.mkdtemp(prefix=prefix, dir=place))
     weakref.finalize(owner, shutil.rmtree, folder, ignore_errors=True)
     return folder
-
-
-class Asking(TypedDict, total=False):
-    """What may be asked of a budget beside the plan: see `Plan.price`."""
-
-    ledger: str | Path | Ledger | None
-    why: str
-    valid_days: int
-    unsafe_seeded_research_noise: bool
 
 
 @final
@@ -213,15 +201,9 @@ class Plan(WrittenPlan):
                 justification that stands in the budget; valid_days, how long it may be spent;
                 unsafe_seeded_research_noise, reproducible noise that protects nobody, for experiments on public data.
         """
-        ledger = asked.get("ledger")
-        issuer = Issuer(
-            ledgers=() if ledger is None else (LedgerBinding(ledger=identity_of_ledger(ledger)),),
-            lifetime=timedelta(days=asked.get("valid_days", 90)),
-            why=asked.get("why", _NO_REASON),
-            research_noise=asked.get("unsafe_seeded_research_noise", False),
-        )
+        asked.setdefault("why", _NO_REASON)
         with self._in_words_of_frames():
-            return PricedBudget(draft(self, issuer))
+            return PricedBudget(draft(self, issuer_of(**asked)))
 
     def sign(self, key: Key, **asked: Unpack[Asking]) -> SignedBudget:
         """The budget for this plan under your own signature.

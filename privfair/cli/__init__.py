@@ -17,8 +17,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from calibrate.errors import PrivfairError
-from privfair.cli.help import with_our_help
-from privfair.cli.options import VALUES_WANTED, asked, with_global_options
+from privfair.cli.options import VALUES_WANTED, asked, with_global_options, with_our_help
 
 _HERE = Path(__file__).parents[1]
 _CLICK = Path(click.__file__).parent

@@ -17,9 +17,8 @@ from calibrate.manifest.keys import load_public
 from calibrate.manifest.trust import FolderTrust
 from privfair.cli.audit_result import FORMER, ResultFlags, finish, require_run, result_options, run_subjects, say
 from privfair.cli.config import configured_trust, read_trust_file, user_config
-from privfair.cli.help import Subcommands, with_our_help
 from privfair.cli.ledger import open_ledger
-from privfair.cli.options import FILE, FOLDER, GLOBAL_OPTIONS, Renamed
+from privfair.cli.options import FILE, FOLDER, GLOBAL_OPTIONS, Renamed, Subcommands, with_our_help
 from privfair.cli.output import progress_bar
 from privfair.durable import read_toml
 from privfair.ledger import LedgerAccess

@@ -23,8 +23,7 @@ from calibrate.manifest.verify import read_unverified
 from calibrate.privacy_unit import Norm, Protected, Relation
 from privfair.api.draft import draft
 from privfair.cli.audit import rare_option, seed_option, settings_option
-from privfair.cli.help import Subcommands
-from privfair.cli.options import asked
+from privfair.cli.options import Subcommands, asked
 from privfair.cli.output import print_json, print_rich, print_wrapped
 from privfair.durable import read_named
 from privfair.plan.plan import Plan

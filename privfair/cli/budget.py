@@ -6,16 +6,15 @@ import re
 import sys
 import textwrap
 from collections.abc import Iterable
-from datetime import timedelta
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, TypedDict, Unpack
+from typing import TYPE_CHECKING, Unpack
 
 import click
 
 from calibrate.compose import compose, compose_beforehand
 from calibrate.errors import InvalidInput
-from calibrate.manifest.document import BudgetDocument, LedgerBinding, plan_digest
+from calibrate.manifest.document import BudgetDocument, plan_digest
 from calibrate.manifest.draft import Issuer
 from calibrate.manifest.issue import (
     BudgetDraft,
@@ -34,9 +33,9 @@ from calibrate.manifest.strict_json import digest_of_bytes
 from calibrate.manifest.verify import authenticate, read_unverified
 from calibrate.meaning import Meaning
 from calibrate.privacy_unit import EpsilonDelta
+from privfair.cli.calibrate import IssuerFlags, days_option, issuer_from_flags
 from privfair.cli.config import ask_password, configured, configured_trust, read_trust_file
-from privfair.cli.help import Subcommands
-from privfair.cli.options import FILE, asked
+from privfair.cli.options import FILE, Subcommands, asked
 from privfair.cli.output import answer, print_json, print_wrapped
 from privfair.cli.verify import manifest_command
 from privfair.durable import read_named, write_named
@@ -63,49 +62,6 @@ def print_lines(lines: Iterable[str]) -> None:
     """Sentences at 80 columns, for reading."""
     for line in lines:
         click.echo(textwrap.fill(line, 80, subsequent_indent="  ", break_long_words=False))
-
-
-# What the issuer of a budget decides: its ledgers, its purpose, how long it may be used.
-
-
-class IssuerFlags(TypedDict, total=False):
-    """The options of a command that writes a budget or a request, as they were typed."""
-
-    silos: tuple[str, ...]
-    ledgers: tuple[str, ...]
-    valid_days: int
-    why: str
-    research_noise: bool
-
-
-def issuer_from_flags(**flags: Unpack[IssuerFlags]) -> Issuer:
-    """What the flags say about the budget."""
-    return Issuer(
-        silos=tuple(_named_size(text) for text in flags.get("silos", ())),
-        ledgers=tuple(_ledger(text) for text in flags.get("ledgers", ())),
-        lifetime=timedelta(days=flags.get("valid_days", 90)),
-        why=flags.get("why", ""),
-        research_noise=flags.get("research_noise", False),
-    )
-
-
-def _ledger(text: str) -> LedgerBinding:
-    """`ID`, `PATH` or a PostgreSQL URL, or one of them after `SILO=`; an id has 64 hexadecimal digits."""
-    named = re.fullmatch(r"(?:([^=/:]+)=)?(.+)", text)
-    if named is None:
-        raise click.UsageError("--ledger: name a ledger by its path or by its id, for example --ledger ledger.db")
-    silo, place = named.groups()
-    if not re.fullmatch(r"[0-9a-f]{64}", place):
-        with Ledger.open(place, access=LedgerAccess.READ) as ledger:
-            place = ledger.status().ledger
-    return LedgerBinding(ledger=place, silo=silo)
-
-
-def _named_size(text: str) -> tuple[str, int]:
-    name, equals, size = text.rpartition("=")
-    if not equals or not name.strip() or not size.strip().isdigit() or int(size) < 1:
-        raise click.UsageError(f"--silo {text}: write NAME=SIZE, for example --silo north=7500")
-    return name.strip(), int(size)
 
 
 def drafting() -> ModuleType:
@@ -150,7 +106,7 @@ _since = click.option("--since", type=FILE, help="Earlier request or budget, to 
 @click.option("--epsilon", type=float, hidden=True, help="The epsilon asked for, if the plan has no [target].")
 @click.option("--delta", type=float, hidden=True, help="The delta asked for, if the plan has no [target].")
 @click.option("--silo", "silos", multiple=True, hidden=True, help="A silo, NAME=SIZE, if the plan names no data.")
-@click.option("--valid-days", type=click.IntRange(1, 36_500), default=90, hidden=True, help="Days until it expires.")
+@days_option
 @click.option("--as-printed", is_flag=True, hidden=True, help="Ask for the paper's own noise, with its true epsilon.")
 @click.option("--no-privacy", hidden=True, help="Ask to train without noise and without a guarantee, for this reason.")
 @click.option(

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import re
 import types
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import MISSING
+from datetime import timedelta
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, TypedDict, Union, Unpack, get_args, get_origin, get_type_hints
 
 import click
 from rich.table import Table
 
 from calibrate.errors import InvalidInput
-from calibrate.manifest.document import BudgetDocument
+from calibrate.manifest.document import BudgetDocument, LedgerBinding
+from calibrate.manifest.draft import VALID_DAYS, Issuer
 from calibrate.manifest.issue import issue
 from calibrate.manifest.keys import load_private
 from calibrate.manifest.mechanism import AsPrintedGuarantee
@@ -23,10 +26,10 @@ from calibrate.plans import PLAN_PLUGINS, PLANS, algorithm_named, parameter_fiel
 from calibrate.plans.plan import Flag, RandomizedValue
 from calibrate.plans.plan import Plan as PricedPlan
 from privfair.cli.config import ask_password
-from privfair.cli.help import Subcommands, with_our_help
-from privfair.cli.options import FILE, asked, options
+from privfair.cli.options import FILE, Subcommands, asked, options, with_our_help
 from privfair.cli.output import answer, epsilon_text, print_json, print_rich, print_wrapped, progress_bar, table_lines
 from privfair.durable import write_named
+from privfair.ledger import Ledger
 from privfair.plan.plan import Plan, Promise, Unprotected, plan_from_flags, search_plan
 from privfair.plan.sections import nearest
 
@@ -96,13 +99,12 @@ def _default(value: object) -> str:
     return f" Default: {shown:g}." if isinstance(shown, float) else f" Default: {shown}."
 
 
-class Signing(TypedDict):
-    """Former options that sign, as they were typed; `privfair budget sign PLAN` does it now."""
+# What the issuer of a budget decides: its ledgers, its purpose, how long it may be used.
 
-    out: Path | None
-    key_path: Path | None
-    as_printed: bool
-    no_privacy: str | None
+
+class IssuerFlags(TypedDict, total=False):
+    """The options of a command that writes a budget or a request, as they were typed."""
+
     silos: tuple[str, ...]
     ledgers: tuple[str, ...]
     valid_days: int
@@ -110,6 +112,45 @@ class Signing(TypedDict):
     research_noise: bool
 
 
+def issuer_from_flags(**flags: Unpack[IssuerFlags]) -> Issuer:
+    """What the flags say about the budget."""
+    return Issuer(
+        silos=tuple(_named_size(text) for text in flags.get("silos", ())),
+        ledgers=tuple(_ledger(text) for text in flags.get("ledgers", ())),
+        lifetime=timedelta(days=flags.get("valid_days", VALID_DAYS)),
+        why=flags.get("why", ""),
+        research_noise=flags.get("research_noise", False),
+    )
+
+
+def _ledger(text: str) -> LedgerBinding:
+    """`ID`, `PATH` or a PostgreSQL URL, or one of them after `SILO=`; an id has 64 hexadecimal digits."""
+    named = re.fullmatch(r"(?:([^=/:]+)=)?(.+)", text)
+    if named is None:
+        raise click.UsageError("--ledger: name a ledger by its path or by its id, for example --ledger ledger.db")
+    silo, place = named.groups()
+    return LedgerBinding(ledger=Ledger.identity_of(place), silo=silo)
+
+
+def _named_size(text: str) -> tuple[str, int]:
+    name, equals, size = text.rpartition("=")
+    if not equals or not name.strip() or not size.strip().isdigit() or int(size) < 1:
+        raise click.UsageError(f"--silo {text}: write NAME=SIZE, for example --silo north=7500")
+    return name.strip(), int(size)
+
+
+class Signing(IssuerFlags):
+    """Former options that sign, as they were typed; `privfair budget sign PLAN` does it now."""
+
+    out: Path | None
+    key_path: Path | None
+    as_printed: bool
+    no_privacy: str | None
+
+
+days_option = click.option(
+    *("--valid-days",), type=click.IntRange(1, 36_500), default=VALID_DAYS, hidden=True, help="Days until it expires."
+)
 _OPTIONS = (
     click.option("--epsilon", type=float, metavar="E", help="Epsilon to keep."),
     click.option("--delta", type=float, metavar="D", help="Delta that goes with it, between 0 and 1."),
@@ -121,7 +162,7 @@ _SIGNING = (
     click.option("--key", "key_path", type=FILE, hidden=True, help="Key that signs the budget."),
     click.option("--silo", "silos", multiple=True, hidden=True, help="NAME=SIZE of a silo, where no plan names data."),
     click.option("--ledger", "ledgers", multiple=True, hidden=True, help="Ledger in which the budget is used."),
-    click.option("--valid-days", type=click.IntRange(1, 36_500), default=90, hidden=True, help="Days it is valid."),
+    days_option,
     click.option("--why", default="", hidden=True, help="Purpose to put on record."),
     click.option("--as-printed", is_flag=True, hidden=True, help="As guarantee = as-printed in the plan."),
     click.option("--no-privacy", hidden=True, help="As guarantee = {none = WHY} in the plan."),
@@ -200,7 +241,6 @@ def _subcommand(algorithm: str, path: Path | None) -> click.Command:
             _show_budget(calibrate_plan(plan, target, tries=None if search is None else search.tries), explain, plot)
             return
         from privfair.api.draft import draft
-        from privfair.cli.budget import issuer_from_flags
 
         drafted = draft(file, issuer_from_flags(**signing), promise, target)
         if signing["out"] is not None and signing["key_path"] is not None:

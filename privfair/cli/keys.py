@@ -13,8 +13,7 @@ from calibrate.manifest.keys import Role, SigningKey, load_private, load_public
 from calibrate.manifest.strict_json import in_our_words
 from calibrate.manifest.trust import Revocation, TrustedKey, TrustFile, read_trust
 from privfair.cli.config import anchor_for, ask_password, root_for
-from privfair.cli.help import Subcommands
-from privfair.cli.options import FILE, options
+from privfair.cli.options import FILE, Subcommands, options
 from privfair.cli.output import answer
 from privfair.durable import read_named, write_named
 from privfair.ledger import Ledger

@@ -12,8 +12,7 @@ from calibrate.errors import InvalidInput
 from calibrate.manifest.verify import read_unverified
 from calibrate.privacy_unit import PrivacyUnit, Protected, Relation
 from privfair.cli.config import anchor_for, configured_ledger, fill_from_config, needed_ledger
-from privfair.cli.help import Subcommands
-from privfair.cli.options import FILE, asked
+from privfair.cli.options import FILE, Subcommands, asked
 from privfair.cli.output import answer, print_json, print_wrapped
 from privfair.durable import write_named
 from privfair.ledger import DataBudgetStatus, Head, Ledger, LedgerAccess, LedgerStatus, ManifestStatus

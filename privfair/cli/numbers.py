@@ -18,8 +18,7 @@ from calibrate.search_cost import price_search
 from calibrate.theorems.catalogue import judge_all, read_theorems, theorem_named
 from calibrate.theorems.theorem import Direction, EpsilonComparison, Outcome, Theorem, Verdict
 from calibrate.tries import RandomTries
-from privfair.cli.help import Subcommands
-from privfair.cli.options import FILE, Renamed, asked
+from privfair.cli.options import FILE, Renamed, Subcommands, asked
 from privfair.cli.output import answer, epsilon_text, print_json, print_rich
 from privfair.cli.plots import plot_rounds
 from privfair.plan.own_code import UserFunction

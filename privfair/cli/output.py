@@ -14,7 +14,7 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from privfair.cli.options import asked
+from privfair.cli.options import WIDTH, asked
 from privfair.data.read import watch_reading
 
 Item = TypeVar("Item")
@@ -41,9 +41,6 @@ def _strict(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return "Infinity" if value > 0 else "-Infinity" if value < 0 else "NaN"
     return value
-
-
-WIDTH = 80
 
 
 def print_wrapped(*lines: str, indent: str = "  ") -> None:

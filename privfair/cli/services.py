@@ -19,8 +19,16 @@ from privfair.cli.config import (
     root_for,
     user_config,
 )
-from privfair.cli.help import Subcommands
-from privfair.cli.options import FILE, FOLDER, asked, budget_option, required_trust_options, resume_option, steps_option
+from privfair.cli.options import (
+    FILE,
+    FOLDER,
+    Subcommands,
+    asked,
+    budget_option,
+    required_trust_options,
+    resume_option,
+    steps_option,
+)
 from privfair.cli.output import answer, print_json, print_rich
 from privfair.durable import read_named
 from privfair.federation.guard import GuardOptions, serve_guard

@@ -15,9 +15,8 @@ from calibrate.manifest.strict_json import NotStrictJson, parse, parse_object
 from calibrate.manifest.verify import authenticate
 from privfair.cli.audit_result import require_run, require_same_report, subjects_of
 from privfair.cli.config import configured_trust, needed_trust, read_trust_file
-from privfair.cli.help import Subcommands
 from privfair.cli.ledger import noted_heads, open_ledger
-from privfair.cli.options import FILE, asked
+from privfair.cli.options import FILE, Subcommands, asked
 from privfair.cli.output import answer, print_json, print_wrapped
 from privfair.durable import read_named
 from privfair.ledger import LedgerAccess

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import partial
@@ -378,6 +379,16 @@ class Ledger:
     def identity(self) -> str:
         """What manifests name, to say that they are for this ledger and no other."""
         return self.anchor().ledger
+
+    @classmethod
+    def identity_of(cls, ledger: Ledger | str | Path) -> str:
+        """The identity of an open ledger, of the one at a path or a URL, or as it is given (64 hexadecimal digits)."""
+        if isinstance(ledger, Ledger):
+            return ledger.identity
+        if isinstance(ledger, str) and re.fullmatch("[0-9a-f]{64}", ledger):
+            return ledger
+        with cls.open(ledger, access=LedgerAccess.READ) as opened:
+            return opened.identity
 
     def status(self) -> LedgerStatus:
         """Rounds signed, charged and released, for each manifest, as of now."""

@@ -9,7 +9,7 @@ import click
 import pytest
 
 from privfair.cli import cli
-from privfair.cli.help import break_line
+from privfair.cli.options import break_line
 from tests.end_to_end.command_line import privfair
 
 
