@@ -47,10 +47,11 @@ if TYPE_CHECKING:
         WithReplacement,
     )
     from privfair.api.budget import PricedBudget, budget
+    from privfair.api.charge import Charge
+    from privfair.api.charge import SharedLedger as Ledger
     from privfair.api.frames import TreatedAsPublic
     from privfair.api.plan import EmptyModel, Plan, SelfSigned, TrainedModel
     from privfair.api.reading import audit_run, compose, explain, report
-    from privfair.ledger import Ledger
     from privfair.run.budgeted import BudgetedRun
     from privfair.run.prediction import predict
     from privfair.run.signed_budget import SignedBudget
@@ -63,6 +64,7 @@ __all__ = [
     "BudgetedRun",
     "Calibrated",
     "CertifiedInterval",
+    "Charge",
     "Cyclic",
     "EmptyModel",
     "EpsilonInterval",
@@ -131,10 +133,10 @@ _NAMES = {
     "calibrate.sampling": "Batch Cyclic FixedSize Poisson RandomAllocation ShuffledEpochs TruncatedPoisson "
     "WithReplacement",
     "privfair.api.budget": "PricedBudget budget",
+    "privfair.api.charge": "Charge Ledger",
     "privfair.api.frames": "TreatedAsPublic",
     "privfair.api.plan": "EmptyModel Plan SelfSigned TrainedModel",
     "privfair.api.reading": "audit_run compose explain report",
-    "privfair.ledger": "Ledger",
     "privfair.run.budgeted": "BudgetedRun",
     "privfair.run.prediction": "predict",
     "privfair.run.signed_budget": "SignedBudget",
@@ -150,7 +152,9 @@ if not TYPE_CHECKING:  # a type checker reads the imports above, and so finds a 
             return import_module("importlib.metadata").version("privfair")
         if name not in _HOMES:
             raise AttributeError(f"module 'privfair' has no attribute {name!r}; it has {', '.join(__all__)}")
-        return getattr(import_module(_HOMES[name]), {"generate_key": "generate"}.get(name, name))
+        return getattr(
+            import_module(_HOMES[name]), {"generate_key": "generate", "Ledger": "SharedLedger"}.get(name, name)
+        )
 
 
 def __dir__() -> list[str]:

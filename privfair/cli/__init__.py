@@ -43,7 +43,7 @@ _SECTIONS = {
     "Budgets": {
         "budget": ("budget", "request, sign, show"),
         "keys": ("keys", "generate, trust, revoke"),
-        "ledger": ("ledger", "init, status, limit, publish, backup, restore, abandon"),
+        "ledger": ("ledger", "init, status, limit, charge, publish, backup, restore, abandon"),
     },
     "Audit": {
         "audit": ("audit", "run, model, training, sensitivity"),

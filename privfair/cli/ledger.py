@@ -11,12 +11,16 @@ from calibrate.compose import BudgetFilter
 from calibrate.errors import InvalidInput
 from calibrate.manifest.verify import read_unverified
 from calibrate.privacy_unit import PrivacyUnit, Protected, Relation
+from calibrate.releases import Gaussian, Release
+from calibrate.sampling import Poisson
+from privfair.api.charge import DECLARED, SharedLedger
 from privfair.cli.config import anchor_for, configured_ledger, fill_from_config, needed_ledger
 from privfair.cli.options import FILE, Subcommands, asked
 from privfair.cli.output import answer, print_json, print_wrapped
 from privfair.durable import write_named
 from privfair.ledger import DataBudgetStatus, Head, Ledger, LedgerAccess, LedgerStatus, ManifestStatus
 from privfair.ledger.claim import unit_in_words
+from privfair.ledger.entries import unit_text
 from privfair.ledger.ledger import default_anchor, read_backup
 from privfair.ledger.witness import LogProof, NotedHeads, WitnessLog, hashed, head_of, receipts_at, second_uses
 
@@ -116,6 +120,7 @@ def _status_json(location: str, found: LedgerStatus) -> dict[str, object]:
                 "abandoned": one.abandoned,
                 "bound": bool(one.claim.ledgers),
                 "dataset_declared": one.dataset_declared,
+                "declared": one.claim.declared,
             }
             for one in found.manifests
         ],
@@ -150,7 +155,8 @@ def _manifest_text(one: ManifestStatus) -> str:
         f"\nmanifest {claim.manifest[:12]}: {one.state.value}, claimed {claim.at}",
         f"  {promise} for {unit_in_words(claim.unit)}",
         f"  {one.charged} of {claim.rounds} rounds charged, {one.released_rounds} released; data set {claim.dataset}",
-        f"  purpose: {claim.purpose or 'not said'}; signed by {', '.join(claim.signers) or 'nobody known'}",
+        f"  purpose: {claim.purpose or 'not stated'}; "
+        + (claim.declared or f"signed by {', '.join(claim.signers) or 'no known key'}"),
     ]
     if one.abandoned is not None:
         lines.append(f"  abandoned: {one.abandoned}")
@@ -161,19 +167,27 @@ def _manifest_text(one: ManifestStatus) -> str:
     return "\n".join(lines)
 
 
-@ledger_command.command("limit")
-@click.argument("dataset", metavar="DATASET")
-@needed_ledger
-@click.option(
-    "--unit", type=click.Choice(["record", "user", "attribute"]), required=True, help="Unit that the limit protects."
+_unit = click.option(
+    "--unit", type=click.Choice(["record", "user", "attribute"]), required=True, help="Unit that is protected."
 )
-@click.option(
+_relation = click.option(
     "--relation",
     type=click.Choice(["add-remove", "replace-one"]),
     default="add-remove",
     show_default=True,
     help="How neighbouring data sets differ, for a record or a user.",
 )
+
+
+def _protected(unit: str, relation: str) -> PrivacyUnit:
+    return PrivacyUnit(Protected(unit), Relation("replace-attribute" if unit == "attribute" else relation))
+
+
+@ledger_command.command("limit")
+@click.argument("dataset", metavar="DATASET")
+@needed_ledger
+@_unit
+@_relation
 @click.option("--epsilon", type=float, required=True, help="Largest total epsilon.")
 @click.option("--delta", type=float, required=True, help="Largest total delta.")
 @click.option(
@@ -190,16 +204,59 @@ def limit(dataset: str, ledger: str, unit: str, relation: str, epsilon: float, d
 
     A claim about a coarser unit (user, record) also spends the limits of finer ones (record, attribute).
     """
-    meant = "replace-attribute" if unit == "attribute" else relation
     with open_ledger(ledger) as opened:
-        protected = PrivacyUnit(Protected(unit), Relation(meant))
-        opened.set_budget(dataset, protected, epsilon, delta, BudgetFilter(filter_by))
+        opened.set_budget(dataset, _protected(unit, relation), epsilon, delta, BudgetFilter(filter_by))
         found = [one for one in opened.status().budgets if one.dataset == dataset]
     if asked().as_json:
         print_json([asdict(one) | {"left": one.left} for one in found])
         return
     for one in found:
         print_wrapped(*_spent_lines(one), indent="    ")
+
+
+@ledger_command.command("charge")
+@click.argument("dataset", metavar="DATASET")
+@needed_ledger
+@click.option("--epsilon", type=float, help="Cost that the other tool states; or describe the release instead:")
+@click.option("--noise-multiplier", type=float, metavar="Z", help="Gaussian noise relative to the sensitivity.")
+@click.option("--sampling-rate", type=float, metavar="Q", help="Poisson batches at this rate [default: all records].")
+@click.option("--rounds", type=int, default=1, show_default=True, help="Number of rounds released.")
+@click.option("--delta", type=float, default=0.0, show_default=True, help="Delta that goes with epsilon.")
+@_unit
+@_relation
+@click.option("--why", default="", help="Purpose, for the record.")
+def charge(
+    dataset: str,
+    ledger: str,
+    epsilon: float | None,
+    noise_multiplier: float | None,
+    sampling_rate: float | None,
+    rounds: int,
+    delta: float,
+    unit: str,
+    relation: str,
+    why: str,
+) -> None:
+    """Charge another tool's release to a DATASET that has a limit, before it is made; release only on exit code 0.
+
+    The entry says "declared, not enforced": no gate checks what the other tool does.
+    """
+    if (epsilon is None) == (noise_multiplier is None):
+        raise click.UsageError("give --epsilon, or --noise-multiplier to have it priced")
+    release: Release | None = None
+    if noise_multiplier is not None:
+        once = Gaussian(noise_multiplier)
+        release = (once if sampling_rate is None else once.sampled(Poisson(sampling_rate))) * rounds
+    elif sampling_rate is not None or rounds != 1:
+        raise click.UsageError("--sampling-rate and --rounds go with --noise-multiplier")
+    protected = _protected(unit, relation)
+    with SharedLedger(ledger, anchor_for(ledger)) as opened:
+        paid = opened.charge(dataset, release=release, epsilon=epsilon, delta=delta, relation=protected, why=why)
+    found: dict[str, object] = {"kind": "charged", "guarantee": DECLARED, "receipt": paid.receipt.model_dump()}
+    found |= {"epsilon": paid.epsilon, "delta": delta, "unit": unit_text(paid.unit), "dataset": dataset}
+    told = f"charged epsilon {paid.epsilon:g}, delta {delta:g} in entry {paid.receipt.seq} ({DECLARED})"
+    totals = [asdict(one) | {"left": one.left} for one in paid.totals]
+    answer(found | {"budgets": totals}, told, *(line for one in paid.totals for line in _spent_lines(one)))
 
 
 @ledger_command.command("publish")

@@ -218,10 +218,27 @@ class Book:
                 f"it was signed for ledger {' or '.join(map(short, entry.ledgers))}, and this is {short(self.ledger)}",
                 "use the ledger it names, or have it signed for this one",
             )
+        if entry.declared is not None:
+            self._check_declared(entry, subject)
         self._check_budget(entry, subject)
         self.accounts[entry.manifest] = Account(entry, Head(entry.seq, digest), self.ledger)
         self._nonces[entry.nonce] = entry.seq
         self._tokens[entry.token] = entry.manifest
+
+    def _check_declared(self, entry: Claimed, subject: str) -> None:
+        """Another tool may charge where an officer set a limit, in a ledger that takes more than signed budgets."""
+        if self.bound_only:
+            raise WrongLedger(
+                subject,
+                "no one signed it, and this ledger takes only what was signed for it",
+                "have a budget signed, or let another tool charge a ledger that was made without --bound-only",
+            )
+        if all(dataset != entry.dataset for dataset, _ in self.budgets):
+            raise BudgetExceeded(
+                subject,
+                f"data set {entry.dataset!r} has no limit, so that no one allowed another tool to charge it",
+                "have the privacy officer set one with `privfair ledger limit`",
+            )
 
     def _check_budget(self, entry: Claimed, subject: str) -> None:
         for (dataset, unit), budget in self.budgets.items():

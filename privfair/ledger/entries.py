@@ -57,7 +57,8 @@ class ManifestTerms:
     finite, and is refused on data that has a budget. `dataset` is the declared identity of the data the promise is
     about and `unit` whom it protects: claims on one data set are added up. `data_digest` is that of the silos' names
     and sizes. `ledgers` are the identities of the ledgers it was signed for; every other one refuses it. `curve`
-    are its signed Renyi divergences, without which only basic composition can keep a total.
+    are its signed Renyi divergences, without which only basic composition can keep a total. `declared` is what another
+    tool will release, where no manifest was signed and no gate enforces it.
     """
 
     manifest_digest: str
@@ -74,6 +75,7 @@ class ManifestTerms:
     purpose: str = ""
     signers: tuple[str, ...] = ()
     curve: SignedCurve | None = None
+    declared: str | None = None
 
     def __post_init__(self) -> None:
         digest_text("manifest_digest", self.manifest_digest)
@@ -339,7 +341,8 @@ class Claimed(_Entry):
     """A manifest is taken into use, once; `token` is the digest of the claimer's secret.
 
     `dataset` is the declared identity of the data, by which budgets are kept; `data` the digest of names and sizes.
-    `ledgers` are those that the manifest was signed for.
+    `ledgers` are those that the manifest was signed for. `declared` is what another tool will release, in place of a
+    manifest that a gate enforces.
     """
 
     kind: Literal["claim"] = "claim"
@@ -359,6 +362,7 @@ class Claimed(_Entry):
     claimant: Label
     token: Digest
     curve: ClaimedCurve | None = Field(default=None, exclude_if=_is_none)
+    declared: Annotated[str, Field(min_length=1, max_length=2000)] | None = Field(default=None, exclude_if=_is_none)
 
 
 class Resumed(_Entry):

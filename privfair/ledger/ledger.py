@@ -7,7 +7,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from types import TracebackType
+from typing import Self
 
 from sqlalchemy import make_url
 from sqlalchemy.exc import ArgumentError
@@ -16,6 +16,7 @@ from calibrate.compose import BudgetFilter, RenyiFilter
 from calibrate.errors import InvalidInput
 from calibrate.manifest.trust import TrustSeen
 from calibrate.privacy_unit import PrivacyUnit
+from calibrate.releases import Neighbours
 from privfair.durable import write_new_file
 from privfair.ledger.book import Book
 from privfair.ledger.claim import Claim, LedgerStatus, ManifestStatus, describe, describe_manifest, require_no_double
@@ -94,6 +95,25 @@ def _utc_now() -> datetime:
     return datetime.now(UTC)
 
 
+def _journal(
+    location: str | Path,
+    anchor: Path | None,
+    access: LedgerAccess,
+    now: Callable[[], datetime],
+    begin: Callable[[Journal], None],
+) -> Journal:
+    """The entries at a place, opened by one of the journal's ways to begin."""
+    store = Store(backend_for(location, access))
+    try:
+        path = default_anchor(location, access) if anchor is None else Path(anchor)
+        journal = Journal(store, None if path is None else AnchorFile(path), access, now)
+        begin(journal)
+    except BaseException:
+        store.close()
+        raise
+    return journal
+
+
 def read_backup(path: Path) -> tuple[tuple[Link, ...], Book]:
     """The rows of a backup and what they add up to, verified by all rules."""
     try:
@@ -129,17 +149,13 @@ class Ledger:
     ()
     """
 
-    def __init__(self, journal: Journal) -> None:
-        self._journal = journal
-
-    @classmethod
-    def open(
-        cls,
+    def __init__(
+        self,
         location: str | Path,
         anchor: Path | None = None,
         access: LedgerAccess = LedgerAccess.WRITE,
         now: Callable[[], datetime] = _utc_now,
-    ) -> Ledger:
+    ) -> None:
         """Open the ledger that was made at a file path or a PostgreSQL URL, verify all of it, and check its anchor.
 
         Without `anchor`, a file's anchor is `<file>.anchor` in its folder; a PostgreSQL ledger that is to be
@@ -148,7 +164,18 @@ class Ledger:
 
         location: The path or the URL. anchor: Its anchor file. access: To read, or to write. now: The clock.
         """
-        return cls._with_journal(location, anchor, access, now, Journal.begin)
+        self._journal = _journal(location, anchor, access, now, Journal.begin)
+
+    @classmethod
+    def open(
+        cls,
+        location: str | Path,
+        anchor: Path | None = None,
+        access: LedgerAccess = LedgerAccess.WRITE,
+        now: Callable[[], datetime] = _utc_now,
+    ) -> Self:
+        """Open a ledger; the same as calling the class."""
+        return cls(location, anchor, access, now)
 
     @classmethod
     def create(
@@ -157,21 +184,20 @@ class Ledger:
         anchor: Path | None = None,
         now: Callable[[], datetime] = _utc_now,
         bound_only: bool = False,
-    ) -> Ledger:
+    ) -> Self:
         """Make a ledger with a new identity where there is none; no other function makes one.
 
         With `bound_only` it refuses manifests that were signed for no ledger in particular.
 
         location: The path or the URL. anchor: Its anchor file. now: The clock.
         """
-        return cls._with_journal(
-            location, anchor, LedgerAccess.WRITE, now, partial(Journal.create, bound_only=bound_only)
-        )
+        begin = partial(Journal.create, bound_only=bound_only)
+        return cls._with(_journal(location, anchor, LedgerAccess.WRITE, now, begin))
 
     @classmethod
     def restore(
         cls, backup: Path, location: str | Path, anchor: Path | None = None, now: Callable[[], datetime] = _utc_now
-    ) -> Ledger:
+    ) -> Self:
         """Make a ledger of a backup, at a place that has none.
 
         Where the anchor file is still there and says that the backup ends where the ledger ended, nothing is lost and
@@ -189,31 +215,17 @@ class Ledger:
         if found is not None and found.ledger not in book.identities:
             check_anchor(found, book)
         complete = found is not None and found.head == book.head
-        return cls._with_journal(
-            location, path, LedgerAccess.WRITE, now, lambda journal: journal.restore(rows, complete=complete)
-        )
+        begin = partial(Journal.restore, rows=rows, complete=complete)
+        return cls._with(_journal(location, path, LedgerAccess.WRITE, now, begin))
 
     @classmethod
-    def _with_journal(
-        cls,
-        location: str | Path,
-        anchor: Path | None,
-        access: LedgerAccess,
-        now: Callable[[], datetime],
-        begin: Callable[[Journal], None],
-    ) -> Ledger:
-        store = Store(backend_for(location, access))
-        try:
-            path = default_anchor(location, access) if anchor is None else Path(anchor)
-            journal = Journal(store, None if path is None else AnchorFile(path), access, now)
-            begin(journal)
-        except BaseException:
-            store.close()
-            raise
-        return cls(journal)
+    def _with(cls, journal: Journal) -> Self:
+        ledger = cls.__new__(cls)
+        ledger._journal = journal
+        return ledger
 
     @classmethod
-    def adopt(cls, location: str | Path, anchor: Path, expected: Head) -> Ledger:
+    def adopt(cls, location: str | Path, anchor: Path, expected: Head) -> Self:
         """Give an existing ledger a new anchor file, given an end it is known to have had.
 
         `expected` must come from elsewhere than the ledger: another host's anchor, a signed report, the
@@ -252,6 +264,7 @@ class Ledger:
             claimant=label("claimant", claimant_here() if claimant is None else claimant),
             token=token.digest,
             curve=None if terms.curve is None else ClaimedCurve.of(terms.curve),
+            declared=terms.declared,
         )
 
         def first(book: Book) -> tuple[Draft]:
@@ -308,7 +321,7 @@ class Ledger:
     def set_budget(
         self,
         dataset: str,
-        unit: PrivacyUnit,
+        unit: Neighbours,
         epsilon: float,
         delta: float,
         filter_by: BudgetFilter = BudgetFilter.SMALLER,
@@ -331,7 +344,7 @@ class Ledger:
         draft = partial(
             BudgetSet,
             dataset=label("data set", dataset),
-            unit=unit_text(unit),
+            unit=unit_text(PrivacyUnit.named(unit)),
             epsilon=float(epsilon),
             delta=float(delta),
             filter=filter_by,
@@ -440,12 +453,10 @@ class Ledger:
         """Give the database connection back; claims stay as they are."""
         self._journal.store.close()
 
-    def __enter__(self) -> Ledger:
+    def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __reduce__(self) -> str:

@@ -29,7 +29,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType, TracebackType
+from types import MappingProxyType
 from typing import Any, Protocol, Self, TypeVar, final
 
 from calibrate.errors import GateRefused, PrivfairError, Refused
@@ -328,9 +328,7 @@ class OpenRun:
     def __enter__(self) -> OpenRun:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _keep(self, gate: StepGate, record: BatchWriter | None) -> None:

@@ -172,7 +172,10 @@ def _asks_a_ledger(node: ast.AST) -> str | None:
 
 
 def test_one_place_claims() -> None:
-    """Budgets are spent through `OpenRun` alone: privfair/run/open_run.py claims in one line and resumes in another."""
+    """Signed budgets are spent through `OpenRun` alone, which claims in one line and resumes in another.
+
+    What another tool declares, without a signature, is claimed in privfair/api/charge.py.
+    """
     experiments = [Module(path) for path in sorted((ROOT / "docs" / "experiments").rglob("*.py"))]
     found = [
         f"{module.path.relative_to(ROOT)}: {asked}"
@@ -180,4 +183,8 @@ def test_one_place_claims() -> None:
         for asked in map(_asks_a_ledger, ast.walk(module.tree))
         if asked is not None
     ]
-    assert sorted(found) == ["privfair/run/open_run.py: claim", "privfair/run/open_run.py: resume"]
+    assert sorted(found) == [
+        "privfair/api/charge.py: claim",
+        "privfair/run/open_run.py: claim",
+        "privfair/run/open_run.py: resume",
+    ]
