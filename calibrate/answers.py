@@ -17,7 +17,7 @@ from calibrate.accountants.directions import Side, compositions
 from calibrate.accountants.registry import PairCounts, best_epsilon, total_cost
 from calibrate.errors import InvalidInput, NotCertified
 from calibrate.privacy_unit import CertifiedInterval, EpsilonDelta, EpsilonInterval, PrivacyUnit
-from calibrate.releases import Neighbours, Release, scale_noise, untruncated
+from calibrate.releases import Neighbours, Release, scale_noise
 from calibrate.solve import MOST_ROUNDS, Certificate, largest_within, solve_noise, solve_rounds
 
 Costing = Callable[[float], float | None]
@@ -49,8 +49,7 @@ class Answers:
         cost = self._cost
         if cost.unprotected:
             return CertifiedInterval(1.0, 1.0)
-        lossless = untruncated(self.release)[1] == 0
-        if lossless and all(each.largest * (1 + 1e-12) <= epsilon for each in compositions(cost, Side.UPPER)):
+        if all(each.largest * (1 + 1e-12) <= epsilon for each in compositions(cost, Side.UPPER)):
             return CertifiedInterval(0.0, 0.0)
         start = min(-_CLOSE, CertifiedAccountant().log_delta(cost, epsilon))
         upper = self._sure(start, +1, lambda delta: self.epsilon(delta).upper <= epsilon)
@@ -61,7 +60,7 @@ class Answers:
 
     @cached_property
     def _cost(self) -> PairCounts:
-        return total_cost(CertifiedAccountant(), untruncated(self.release)[0], self.unit)
+        return total_cost(CertifiedAccountant(), self.release, self.unit)
 
     @staticmethod
     def _sure(start: float, sign: int, holds: Callable[[float], bool]) -> float:

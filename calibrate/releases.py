@@ -29,17 +29,7 @@ from typing import TYPE_CHECKING, Any, assert_never, cast, get_args, get_origin,
 from calibrate.errors import InvalidInput, count, positive
 from calibrate.notebook import Pasteable
 from calibrate.privacy_unit import CertifiedInterval, EpsilonInterval, PrivacyUnit, Relation
-from calibrate.sampling import (
-    SCHEMES,
-    Batch,
-    Cyclic,
-    FixedSize,
-    RandomAllocation,
-    Sampling,
-    ShuffledEpochs,
-    TruncatedPoisson,
-    scheme_of,
-)
+from calibrate.sampling import SCHEMES, Batch, Cyclic, FixedSize, RandomAllocation, Sampling, ShuffledEpochs, scheme_of
 
 if TYPE_CHECKING:
     from dp_accounting import dp_event
@@ -357,28 +347,6 @@ def _scale_value(value: Gaussian | Laplace, factor: float) -> Gaussian | Laplace
             return Laplace(scale * factor)
         case _:
             assert_never(value)
-
-
-def untruncated(release: Release) -> tuple[Release, float]:
-    """The release with Poisson batches in place of truncated ones, and the chance that any batch differs, at most.
-
-    Guarantee: for every data set of at most the stated population the two mechanisms, run side by side with the same
-    draws and noise, publish the same except with that probability (docs/theorems/sampling.md#truncated-poisson-batches,
-    equation 1).
-    """
-    match release:
-        case Repeated(inner, times):
-            within, chance = untruncated(inner)
-            return Repeated(within, times), times * chance
-        case InSequence(parts):
-            found = [untruncated(part) for part in parts]
-            return InSequence(tuple(part for part, _ in found)), sum(chance for _, chance in found)
-        case Rounds():
-            return untruncated(release.published)
-        case Sampled(TruncatedPoisson() as sampling, noisy):
-            return Sampled(sampling.untruncated, noisy), sampling.overflow
-        case _:
-            return release, 0.0
 
 
 def joint_gaussian(release: Gaussian | Together) -> Gaussian | None:

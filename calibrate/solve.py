@@ -23,7 +23,7 @@ from calibrate.accountants.compose import log_cut
 from calibrate.accountants.contour import Care, Cumulants, LossTransform, log_delta
 from calibrate.accountants.directions import Composition, Side, compositions
 from calibrate.accountants.gaussian import gaussian_mu
-from calibrate.accountants.registry import PairCounts, best_epsilon, epsilon_of, leave_room, total_cost
+from calibrate.accountants.registry import PairCounts, best_epsilon, epsilon_of, total_cost
 from calibrate.accountants.support import (
     DominatingPair,
     FixedSizeReplacePair,
@@ -35,11 +35,12 @@ from calibrate.accountants.support import (
     RandomizedResponsePair,
     SubsampledGaussianPair,
     SubsampledReplacePair,
+    TruncatedPair,
     Unbounded,
 )
 from calibrate.errors import InvalidInput, NotCertified, positive
 from calibrate.privacy_unit import EpsilonDelta, EpsilonInterval, PrivacyUnit
-from calibrate.releases import Gaussian, Laplace, Release, Sampled, Together, leaves, scale_noise, untruncated
+from calibrate.releases import Gaussian, Laplace, Release, Sampled, Together, leaves, scale_noise
 
 PairsAt = Callable[[float], PairCounts]
 """What a factor costs: the pairs of the release with all its noise times the factor."""
@@ -100,11 +101,10 @@ def solve_noise(
     """
     positive("tolerance", tolerance)
     _check_has_noise(template)
-    whole, chance = untruncated(template)  # cut batches cost delta alone, whatever the noise
     accountant = CertifiedAccountant()
 
     def pairs_at(factor: float) -> PairCounts:
-        return total_cost(accountant, scale_noise(whole, factor), unit)
+        return total_cost(accountant, scale_noise(template, factor), unit)
 
     pairs = pairs_at(1.0)
     if pairs.unprotected:
@@ -116,9 +116,9 @@ def solve_noise(
     if _plain_gaussian(pairs):
         start, tolerance = _gaussian_factor(pairs, target), _EXACT
     else:
-        start = _estimated_factor(pairs_at, leave_room(target, chance) if chance else target, bounds)
+        start = _estimated_factor(pairs_at, target, bounds)
     # Where units take part often, a second way to the upper end never helps, and the lower end need not be known.
-    often = pairs.chance_of_taking_part == 1 and not chance and isinstance(pairs.counts[0][0], _ONE_WAY)
+    often = pairs.chance_of_taking_part == 1 and isinstance(pairs.counts[0][0], _ONE_WAY)
     nearest = _NearestFactor(template, unit, target, bounds, tolerance, pairs_at if often else None)
     factor = nearest.find(start, Side.UPPER)
     lower, achieved = 0.0, 0.0
@@ -286,6 +286,8 @@ def _variance(pair: DominatingPair) -> float:
             return 4 * rate**2 * math.expm1(min(700.0, z**-2))
         case MixedGaussianPair(components):
             return math.fsum(weight * mu**2 for weight, mu in components)
+        case TruncatedPair(whole, chance):
+            return (1 - chance) * _variance(whole) + chance * _variance(pair.cut)
         case RandomAllocationPair(batches, drawn, z):
             return drawn / batches**2 * math.expm1(min(700.0, z**-2))
         case LaplacePair(scale):
@@ -307,6 +309,8 @@ def _strength(pair: DominatingPair) -> float:
             return 1 / z
         case RandomAllocationPair(noise_multiplier=z):
             return 1 / z
+        case TruncatedPair():
+            return _strength(pair.cut)
         case MixedGaussianPair(components):
             return min(mu for _, mu in components if mu > 0)
         case LaplacePair(scale):
@@ -385,10 +389,7 @@ def solve_rounds(
     accountant, check = CertifiedAccountant(), TargetCheck(target, Side.UPPER)
 
     def seems(times: int) -> bool:
-        whole, chance = untruncated(release_at(times))
-        if chance >= target.delta:
-            return False
-        return seems_within(total_cost(accountant, whole, unit), target, check)
+        return seems_within(total_cost(accountant, release_at(times), unit), target, check)
 
     def surely(times: int) -> bool:
         try:

@@ -59,6 +59,7 @@ from calibrate.accountants.support import (
     RandomizedResponsePair,
     SubsampledGaussianPair,
     SubsampledReplacePair,
+    TruncatedPair,
     Unbounded,
 )
 from calibrate.errors import NotCertified, open_unit, positive
@@ -88,6 +89,8 @@ def single_interval(pair: PricedPair, delta: float) -> EpsilonInterval:
             # e^eps = e^E - delta (e^E + k - 1), solved for eps (section 8).
             lost = delta * (1 + (categories - 1) * math.exp(-epsilon))
             return _widened(epsilon + math.log1p(-lost) if lost < 1 else 0.0, epsilon)
+        case TruncatedPair():
+            raise NotCertified(f"{pair!r} has no closed form")
         case RandomAllocationPair(batches, drawn, z):
             return _random_allocation(batches, drawn, z, delta)
         case _:
@@ -269,7 +272,8 @@ class CertifiedAccountant(CountingAccountant):
         if composed >= _CLOSE * upper:
             return composed
         # An attacker who sees all rounds sees one of them.
-        return max(composed, *(_single(pair, delta).lower for pair, _ in cost.counts))
+        attained = (pair.whole if isinstance(pair, TruncatedPair) else pair for pair, _ in cost.counts)
+        return max(composed, *(_single(pair, delta).lower for pair in attained))
 
     def _upper(self, cost: PairCounts, delta: float, way: _Way = _Way.FITTING) -> tuple[float, int]:
         """The upper end, and the number of the direction that it came from."""
@@ -328,7 +332,8 @@ def _closed_form(cost: PairCounts, delta: float) -> EpsilonInterval | None:
         return EpsilonInterval(0.0, 0.0)
     if all(isinstance(pair, GaussianPair) for pair, _ in cost.counts):
         return gaussian_interval(cost, delta)
-    return _single(cost.counts[0][0], delta) if cost.rounds == 1 else None
+    single = cost.rounds == 1 and not isinstance(cost.counts[0][0], TruncatedPair)
+    return _single(cost.counts[0][0], delta) if single else None
 
 
 def _single(pair: DominatingPair, delta: float) -> EpsilonInterval:

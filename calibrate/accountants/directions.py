@@ -13,6 +13,7 @@ from enum import Enum
 from typing import assert_never
 
 from calibrate.accountants.losses import (
+    EitherLoss,
     GaussianLoss,
     LaplaceLoss,
     MixedGaussianLoss,
@@ -38,6 +39,7 @@ from calibrate.accountants.support import (
     RandomizedResponsePair,
     SubsampledGaussianPair,
     SubsampledReplacePair,
+    TruncatedPair,
     Unbounded,
 )
 
@@ -97,6 +99,11 @@ def _laws_of(pair: DominatingPair, side: Side) -> tuple[PrivacyLossLaw, PrivacyL
             if side is Side.LOWER or rate == 1:
                 return _both_directions(rate, z)
             return _symmetric(LargerOfBothDirections(rate, z))  # equation 6, an upper bound only
+        case TruncatedPair(whole, chance):
+            usual, cut = _laws_of(whole, side), _laws_of(pair.cut, side)
+            if side is Side.LOWER:
+                return usual
+            return EitherLoss(usual[0], cut[0], chance), EitherLoss(usual[1], cut[1], chance)
         case RandomAllocationPair(batches, drawn, z):
             upper = side is Side.UPPER
             removal = RandomAllocationLoss(z, batches, drawn, True, upper)

@@ -16,6 +16,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from scipy.special import logsumexp, ndtr, ndtri_exp
@@ -120,6 +121,49 @@ class PrivacyLossLaw(ABC):
 
         How many there are must not grow faster than the logarithm of the tilt once `largest_loss` is finite.
         """
+
+
+@dataclass(frozen=True)
+class EitherLoss(PrivacyLossLaw):
+    """With probability `chance` the loss of `other`, else that of `usual`: the observer sees which. No atoms."""
+
+    usual: PrivacyLossLaw
+    other: PrivacyLossLaw
+    chance: float
+
+    @property
+    def largest(self) -> float:
+        return max(self.usual.largest, self.other.largest)
+
+    def span(self, log_mass: float) -> tuple[float, float]:
+        low, high = self.usual.span(log_mass - math.log(2))
+        if log_mass - math.log(2 * self.chance) < 0:
+            below, above = self.other.span(log_mass - math.log(2 * self.chance))
+            low, high = min(low, below), max(high, above)
+        return low, high
+
+    def buckets(self, edges: Floats) -> Buckets:
+        usual, other = self.usual.buckets(edges), self.other.buckets(edges)
+
+        def mixed(one: Any, more: Any) -> Any:
+            return ((1 - self.chance) * one + self.chance * more) * (1 + 4 * UNIT_ROUNDOFF)
+
+        return Buckets(
+            p=mixed(usual.p, other.p),
+            q=mixed(usual.q, other.q),
+            p_error=mixed(usual.p_error, other.p_error) + 8 * UNIT_ROUNDOFF * mixed(usual.p, other.p),
+            q_error=mixed(usual.q_error, other.q_error) + 8 * UNIT_ROUNDOFF * mixed(usual.q, other.q),
+            below=float(mixed(usual.below, other.below)),
+            above=float(mixed(usual.above, other.above)),
+        )
+
+    def nodes(self, largest_tilt: float, largest_loss: float = math.inf) -> Nodes:
+        parts = (self.usual.nodes(largest_tilt, largest_loss), self.other.nodes(largest_tilt, largest_loss))
+        shares = (math.log1p(-self.chance) if self.chance < 1 else -math.inf, math.log(self.chance))
+        losses = np.concatenate([part.losses for part in parts])
+        weights = np.concatenate([part.log_weights + share for part, share in zip(parts, shares, strict=True)])
+        order = np.argsort(losses)
+        return Nodes(weights[order], losses[order])
 
 
 # Gaussian mixtures on the line: interval masses with error bounds, and trapezoidal nodes.

@@ -47,6 +47,7 @@ from calibrate.accountants.support import (
     RandomizedResponsePair,
     SubsampledGaussianPair,
     SubsampledReplacePair,
+    TruncatedPair,
     Unbounded,
 )
 from calibrate.arrays import Floats
@@ -93,6 +94,8 @@ def optimistic_loss(pair: DominatingPair, step: float) -> Any:
             return privacy_loss_distribution.PrivacyLossDistribution(merged, mirrored)
         case SubsampledReplacePair(rate, z):
             return _distribution(_replaced_in_poisson_batch(rate, z, step), step)
+        case TruncatedPair(whole):
+            return optimistic_loss(whole, step)  # of a data set that is never cut
         case LaplacePair(scale):
             return _distribution(_laplace(scale, step), step)
         case RandomizedResponsePair(epsilon, categories):
@@ -359,6 +362,8 @@ def _loss_scale(pair: DominatingPair) -> float:
             return min(rate * math.sqrt(math.expm1(min(z**-2, 50.0))), math.sqrt(rate) / z)
         case SubsampledReplacePair(rate, z):
             return 2 * min(rate * math.sqrt(math.expm1(min(z**-2, 50.0))), math.sqrt(rate) / z)
+        case TruncatedPair(whole):
+            return _loss_scale(whole)
         case MixedGaussianPair(components):
             return float(math.sqrt(math.fsum(weight * mu**2 for weight, mu in components)))
         case LaplacePair() | RandomizedResponsePair():
@@ -378,6 +383,8 @@ def _loss_range(pair: DominatingPair) -> float:
             far = z**-2 + 11 / z
             above = far + math.log(rate + (1 - rate) * math.exp(-far))
             return above + (min(far, -math.log1p(-rate)) if rate < 1 else far)
+        case TruncatedPair():
+            return _loss_range(pair.cut)
         case MixedGaussianPair(components):
             return max(mu**2 + 11 * mu for _, mu in components)
         case LaplacePair(scale):
@@ -409,6 +416,8 @@ def pessimistic_loss(pair: DominatingPair, step: float) -> Any:
         case SubsampledReplacePair(rate, z):
             relation = NeighboringRelation.REPLACE_ONE
             return _gaussian(z, step, sampling_prob=rate, neighboring_relation=relation)
+        case TruncatedPair(whole, chance):
+            return pessimistic_loss(pair.cut, step).compute_mixture(pessimistic_loss(whole, step), chance)
         case LaplacePair(scale):
             return privacy_loss_distribution.from_laplace_mechanism(scale, value_discretization_interval=step)
         case FixedSizeReplacePair() | MixedGaussianPair() | RandomizedResponsePair():

@@ -35,13 +35,13 @@ from calibrate.accountants.support import (
     RandomAllocationPair,
     SubsampledGaussianPair,
     SubsampledReplacePair,
+    TruncatedPair,
     Unbounded,
     dominating_pairs,
 )
-from calibrate.discrete_noise import ProfileSlack
 from calibrate.errors import InvalidInput, NotCertified, UnsupportedCombination, count, open_unit
-from calibrate.privacy_unit import EpsilonDelta, EpsilonInterval, PrivacyUnit
-from calibrate.releases import Leaf, Release, multiplicities, reached, untruncated
+from calibrate.privacy_unit import EpsilonInterval, PrivacyUnit
+from calibrate.releases import Leaf, Release, multiplicities, reached
 
 Cost = TypeVar("Cost")
 
@@ -70,8 +70,6 @@ class Accountant(Protocol[Cost]):
 
 Part = TypeVar("Part")
 
-_LEAST_EPSILON = 1e-12
-
 
 def self_composed(compose: Callable[[Part, Part], Part], once: Part, times: int, start: Part | None = None) -> Part:
     """`times` independent copies of `once` on top of `start`, by repeated squaring."""
@@ -95,36 +93,9 @@ def total_cost(accountant: Accountant[Cost], release: Release, unit: PrivacyUnit
 
 
 def epsilon_of(accountant: Accountant[Cost], release: Release, unit: PrivacyUnit, delta: float) -> EpsilonInterval:
-    """The certified interval of epsilon at `delta` for a whole release.
-
-    Truncated batches are priced as what they are cut from, at a delta that leaves room for the cuts
-    (docs/theorems/sampling.md#truncated-poisson-batches, equation 2). The lower end needs no room: few units are never
-    cut.
-    """
+    """The certified interval of epsilon at `delta` for a whole release."""
     open_unit("delta", delta)
-    whole, chance = untruncated(release)
-    cost = total_cost(accountant, whole, unit)
-    interval = accountant.epsilon(cost, delta)
-    if chance == 0 or math.isinf(interval.upper):
-        return interval
-    bound = max(interval.upper, _LEAST_EPSILON)
-    while True:  # the room shrinks as the bound grows, so this ends: in an answer or in a refusal
-        # Equation 2 of truncated-poisson.md: Poisson batches must keep what the cuts leave of delta.
-        upper = accountant.epsilon(cost, leave_room(EpsilonDelta(bound, delta), chance).delta).upper
-        if upper <= bound:
-            return EpsilonInterval(min(interval.lower, upper), upper)
-        bound = upper * (1 + 1e-3)
-
-
-def leave_room(target: EpsilonDelta, chance: float) -> EpsilonDelta:
-    """What Poisson batches must satisfy so that batches which are cut with this chance keep the target."""
-    try:
-        return ProfileSlack(0.0, chance).continuous(target)
-    except InvalidInput:
-        raise NotCertified(
-            f"some batch is cut with probability {min(1.0, chance):.3g}, which uses up delta = {target.delta:g}; "
-            "raise the batch limit, or sample less"
-        ) from None
+    return accountant.epsilon(total_cost(accountant, release, unit), delta)
 
 
 @dataclass(frozen=True)
@@ -173,6 +144,8 @@ def _chance(pair: DominatingPair) -> float:
             return pair.rate
         case RandomAllocationPair(batches, drawn):
             return drawn / batches
+        case TruncatedPair(whole):
+            return whole.rate
         case MixedGaussianPair(components):
             return math.fsum(weight for weight, mu in components if mu > 0)
         case _:
@@ -325,7 +298,7 @@ def agree(first: Priced, second: Priced) -> bool:
 
 
 def _by_tightness(release: Release, unit: PrivacyUnit) -> Iterable[AccountantName]:
-    kinds = {type(pair) for leaf in multiplicities(untruncated(release)[0]) for pair in dominating_pairs(leaf, unit)}
+    kinds = {type(pair) for leaf in multiplicities(release) for pair in dominating_pairs(leaf, unit)}
     kinds -= {Free, Unbounded}
     if kinds <= {GaussianPair}:
         yield AccountantName.GAUSSIAN

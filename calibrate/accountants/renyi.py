@@ -34,6 +34,7 @@ from calibrate.accountants.support import (
     RandomizedResponsePair,
     SubsampledGaussianPair,
     SubsampledReplacePair,
+    TruncatedPair,
     Unbounded,
 )
 from calibrate.arrays import Floats
@@ -130,6 +131,9 @@ def rdp_of_pair(pair: DominatingPair, orders: tuple[float, ...]) -> Floats:
             return np.asarray(logsumexp(exponents, axis=1, b=weights) / (a - 1))
         case RandomAllocationPair(batches, drawn, z):
             return _random_allocation(batches, drawn, z, a)
+        case TruncatedPair(whole, chance):
+            parts = np.stack([rdp_of_pair(whole, orders), rdp_of_pair(pair.cut, orders)])
+            return np.asarray(logsumexp((a - 1) * parts, axis=0, b=[[1 - chance], [chance]]) / (a - 1))
         case LaplacePair(scale):
             # The losses between the two ends, and the atom at each end, integrated in closed form.
             up = np.log(a / (2 * a - 1)) + (a - 1) / scale

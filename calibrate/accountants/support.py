@@ -11,6 +11,7 @@ Gaussian            GaussianPair(1/z)       GaussianPair(2/z)          GaussianP
 Laplace             LaplacePair(b)          LaplacePair(b/2)           LaplacePair(b)
 randomised resp.    refused                 RandomizedResponsePair     RandomizedResponsePair
 Poisson, secret     SubsampledGaussianPair  SubsampledReplacePair      refused
+truncated, secret   TruncatedPair           TruncatedPair              refused
 fixed size, secret  Subsampled..Pair(z/2)   FixedSizeReplacePair(z/2)  refused
 shuffled, secret    refused                 refused                    refused
 w/ repl., secret    refused                 refused                    refused
@@ -36,7 +37,7 @@ the noise over the distance between the means that the pair itself has.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import assert_never, get_args
 
@@ -186,6 +187,24 @@ class RandomizedResponsePair:
 
 
 @dataclass(frozen=True)
+class TruncatedPair:
+    """Secret truncated Poisson batch: with probability `cut_chance` the observer sees that others fill the batch.
+
+    Then a unit that joins takes another one's place, which moves the sum by two bounds: the pair of half the noise.
+    Otherwise nothing is cut. An upper bound: `whole`, the pair of Poisson batches, is attained by a data set that is
+    never cut.
+    """
+
+    whole: SubsampledGaussianPair | SubsampledReplacePair
+    cut_chance: float
+
+    @property
+    def cut(self) -> SubsampledGaussianPair | SubsampledReplacePair:
+        """What is published where others fill the batch."""
+        return replace(self.whole, noise_multiplier=self.whole.noise_multiplier / 2)
+
+
+@dataclass(frozen=True)
 class Free:
     """P = Q: the release does not depend on the unit."""
 
@@ -204,6 +223,7 @@ PricedPair = (
     | RandomAllocationPair
     | LaplacePair
     | RandomizedResponsePair
+    | TruncatedPair
 )
 DominatingPair = PricedPair | Free | Unbounded
 
@@ -314,12 +334,10 @@ def _sampled_pair(sampling: Sampling, release: Gaussian | Laplace | Together, un
             return _participation_pair(sampling.drawn / batches, mu) if sampling.drawn < batches else GaussianPair(mu)
         case Cyclic(rate=rate):  # docs/theorems/banded.md, theorems 1 and 2
             return GaussianPair(mu) if rate == 1 else SubsampledGaussianPair(rate, z)
-        case TruncatedPoisson():
-            raise UnsupportedCombination(
-                "a truncated batch on its own",
-                "what is cut off costs delta, which no dominating pair holds",
-                "price the whole release with calibrate.accountants.registry.epsilon_of",
-            )
+        case TruncatedPoisson(rate=rate):  # docs/theorems/sampling.md#truncated-poisson-batches, equation 1
+            added = unit.relation is Relation.ADD_REMOVE
+            whole = SubsampledGaussianPair(rate, z) if added else SubsampledReplacePair(rate, z)
+            return TruncatedPair(whole, sampling.cut_chance) if sampling.cut_chance > 0 else whole
         case _:
             assert_never(sampling)
 

@@ -184,15 +184,25 @@ def test_a_batch_of_fixed_size_with_a_replaced_unit_lies_above_what_is_attained(
     assert max(log_delta(each, interval.upper) for each in sampled(0.2, 3.0, 60)) < math.log(1e-6)
 
 
-def test_cut_batches_leave_room_for_every_cut() -> None:
-    sampling, rounds, delta = TruncatedPoisson(0.05, 800, 80), 60, 1e-6
+def test_cut_batches_by_plain_quadrature() -> None:
+    """Each round is a Poisson batch, or where others fill the batch one of half the noise."""
+    sampling, rounds, delta = TruncatedPoisson(0.05, 800, 60), 60, 1e-6
     interval = best_epsilon(Repeated(Sampled(sampling, Gaussian(2.0)), rounds), ADD_REMOVE, delta).interval
     with mp.workdps(40):
         q = mp.mpf(0.05)
-        cut = rounds * mp.fsum(mp.binomial(800, k) * q**k * (1 - q) ** (800 - k) for k in range(81, 200))
-        uncut = mp.exp(max(log_delta(each, interval.upper) for each in sampled(0.05, 2.0, rounds)))
-        assert float(cut) > 0.01 * delta
-        assert uncut + (1 + mp.exp(interval.upper)) * cut <= delta * (1 + CLOSE)
+        full = float(mp.fsum(mp.binomial(799, k) * q**k * (1 - q) ** (799 - k) for k in range(60, 400)))
+    assert full > 100 * delta
+    found = [
+        log_delta([_either(whole[0], cut[0], full)], interval.upper)
+        for whole, cut in zip(sampled(0.05, 2.0, rounds), sampled(0.05, 1.0, rounds), strict=True)
+    ]
+    assert max(found) == pytest.approx(math.log(delta), abs=1e-3)
+    assert max(found) <= math.log(delta) + CLOSE
+
+
+def _either(usual: Points, other: Points, chance: float) -> Points:
+    masses = np.concatenate([usual.log_masses + math.log1p(-chance), other.log_masses + math.log(chance)])
+    return Points(masses, np.concatenate([usual.losses, other.losses]), usual.count)
 
 
 def _gaussian_delta(mu: mp.mpf, epsilon: float) -> mp.mpf:
