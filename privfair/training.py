@@ -13,7 +13,7 @@ from typing import Any, final
 from torch import Tensor
 
 from calibrate.errors import InvalidInput, PrivfairError, Refused
-from calibrate.manifest.keys import load_public
+from calibrate.manifest.keys import SigningKey, load_private, load_public
 from calibrate.manifest.trust import TrustFile, TrustSeen, read_trust
 from calibrate.manifest.verify import AuthenticManifest, require_still_signed
 from calibrate.meaning import Protection
@@ -25,6 +25,7 @@ from privfair.data.training_data import site_format
 from privfair.durable import read_named
 from privfair.fairness.measurement import Measured, emptiness
 from privfair.federation.remote import EngineNodes, Node, ResendingTransport, read_guards
+from privfair.federation.signed_frames import CoordinatorSeal
 from privfair.federation.sockets import SocketTransport
 from privfair.federation.wire import Transport
 from privfair.ledger import Ledger
@@ -143,6 +144,7 @@ class TrustInForce:
     def __init__(self, trust: str | Path | TrustFile, root: str | Path | None = None) -> None:
         self._root = None if root is None else load_public(Path(root), _no_password)
         self._path = None if isinstance(trust, TrustFile) else Path(trust)
+        self._stamp = None if self._path is None else _stamp(self._path)
         self.file = (
             trust if isinstance(trust, TrustFile) else read_trust(read_named(Path(trust), "--trust"), self._root)
         )
@@ -152,12 +154,31 @@ class TrustInForce:
         """What the ledger is to remember of the file that was read last."""
         return self.file.seen(self._root)
 
+    def current(self) -> TrustFile:
+        """The file as it is now, read again if it has changed on disk."""
+        if self._path is not None and (changed := _stamp(self._path)) != self._stamp:
+            self.file = self._read(None)
+            self._stamp = changed
+        return self.file
+
     def require_signed(self, manifest: AuthenticManifest, at: datetime | None = None) -> None:
         """Refuse to go on unless the manifest is still signed by every role, with keys that are live at `at`."""
         if self._path is not None:
-            content = read_named(self._path, "--trust")
-            self.file = read_trust(content, self._root, at, least_sequence=self.file.sequence)
+            self.file = self._read(at)
         require_still_signed(manifest, self.file, at)
+
+    def _read(self, at: datetime | None) -> TrustFile:
+        assert self._path is not None
+        return read_trust(read_named(self._path, "--trust"), self._root, at, least_sequence=self.file.sequence)
+
+
+def _stamp(path: Path) -> tuple[int, int, int] | None:
+    """What a file that was replaced does not share with the one before."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_ino, found.st_size
 
 
 def train(
@@ -276,10 +297,11 @@ def train_with_guards(
     measured. `steps_per_message`: see `privfair.run.federated.train_over`.
     """
     places = read_guards(Path(guards))
+    key = None if places.key is None else load_private(places.key)
     transport = SocketTransport(places.sockets, places.deadline)
     try:
         return train_over_transport(
-            transport, signed, out, test_files, resume, progress, steps_per_message=steps_per_message
+            transport, signed, out, test_files, resume, progress, steps_per_message=steps_per_message, key=key
         )
     finally:
         transport.close()
@@ -294,6 +316,7 @@ def train_over_transport(
     progress: Callable[[Progress], None] | None = None,
     engine: str = "guards",
     steps_per_message: int = 1,
+    key: SigningKey | None = None,
 ) -> TrainingResult:
     """Train a signed plan with the guards behind a transport; `engine` is its name, for run.json and the report."""
     folder = Path(out)
@@ -307,6 +330,7 @@ def train_over_transport(
             measure=measure,
             progress=progress,
             steps_per_message=steps_per_message,
+            key=key,
         )
     return TrainingResult(folder, record)
 
@@ -320,13 +344,15 @@ def train_over_engine(
     """Train the signed plan that an engine's configuration names, over the guards behind its nodes.
 
     `exchange` and `present` are those of `EngineNodes`; `settings` has the paths `plan`, `manifest`, `trust`, `root`
-    (or an empty text) and `out`, `test-files` (a list in JSON), `deadline`, `steps-per-message` and `resume`.
+    and `key` (or empty texts) and `out`, `test-files` (a list in JSON), `deadline`, `steps-per-message` and `resume`.
     """
     root = Path(str(settings["root"])) if settings["root"] else None
     trust = TrustInForce(Path(str(settings["trust"])), root)
     signed = read_signed_plan(Path(str(settings["plan"])), Path(str(settings["manifest"])).read_bytes(), trust.file)
     nodes = EngineNodes(exchange, present, float(settings["deadline"]))
-    nodes.find(signed.manifest.digest, (silo.name for silo in signed.document.data.silos))
+    key = load_private(Path(str(settings["key"]))) if settings.get("key") else None
+    parties = (silo.name for silo in signed.document.data.silos)
+    nodes.find(signed.manifest.digest, parties, CoordinatorSeal(signed.trust, key))
     return train_over_transport(
         ResendingTransport(nodes.send),
         signed,
@@ -335,6 +361,7 @@ def train_over_engine(
         resume=bool(settings["resume"]),
         engine=engine,
         steps_per_message=int(settings["steps-per-message"]),
+        key=key,
     )
 
 

@@ -24,7 +24,7 @@ from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, EllipticCurv
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from securesystemslib.dsse import Envelope
 from securesystemslib.exceptions import UnverifiedSignatureError
-from securesystemslib.signer import CryptoSigner, SSlibKey  # type: ignore[attr-defined]  # public, but not re-exported
+from securesystemslib.signer import CryptoSigner, Signature, SSlibKey  # type: ignore[attr-defined]  # public, but not re-exported
 
 from calibrate.errors import TrustRefused
 from calibrate.manifest.strict_json import Json, NotStrictJson, canonical, parse_object
@@ -45,6 +45,15 @@ class Role(Enum):
     DATA_OWNER = "data-owner"
     AUDITOR = "auditor"
     """Signs statements about finished runs and models, never budgets."""
+    COORDINATOR = "coordinator"
+    """Signs questions to guards."""
+    GUARD = "guard"
+    """Signs the answers of one party, which its entry in the trust file names."""
+
+    @property
+    def signs_budgets(self) -> bool:
+        """Whether a budget needs a signature of this role where the trust file lists it."""
+        return self in (Role.PRIVACY_OFFICER, Role.DATA_OWNER)
 
 
 ROOT = "root"
@@ -206,6 +215,19 @@ def _write_new(path: Path, content: bytes, mode: int) -> None:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
+
+
+def sign_bytes(content: bytes, key: SigningKey) -> bytes:
+    """The signature over bytes that no envelope holds: those of a frame."""
+    return bytes.fromhex(key.signer.sign(content).signature)
+
+
+def check_bytes(content: bytes, signature: bytes, key: PublicKey) -> None:
+    """Returns if `signature` over these bytes is by this key; raises `BadSignature` otherwise."""
+    try:
+        key.verifier.verify_signature(Signature(key.key_id, signature.hex()), content)
+    except UnverifiedSignatureError as broken:
+        raise BadSignature(f"the signature by {key.key_id[:16]} does not verify") from broken
 
 
 # DSSE envelopes: signed, opened, and checked against one key at a time.

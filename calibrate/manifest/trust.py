@@ -3,7 +3,8 @@
 The policy is one sentence: *every role that appears in the trust file must have signed, with a key of that
 role which is valid and not revoked*. A file with an officer's key only asks for the officer; adding a data
 owner's key makes both necessary. Revoking all keys of a role does not remove the role: nothing passes until
-the role has a new key. Auditors may be listed too; they sign audits, and a budget never needs or takes their word.
+the role has a new key. Auditors, coordinators and guards may be listed too; they sign audits, questions and answers,
+and a budget never needs or takes their word.
 
 A key holds one role. The file itself is signed by a root key, whose holder decides who the officers are; an unsigned
 file is for trying things out. Each change makes the next file in the sequence. A ledger remembers the last file that
@@ -55,9 +56,13 @@ class TrustedKey(StrictModel):
     valid_from: Instant
     valid_until: Instant
     revoked: Revocation | None = None
+    party: Text | None = Field(default=None, exclude_if=is_none)
+    """Whose answers a guard's key signs; no other key has one."""
 
     @model_validator(mode="after")
     def _is_what_it_says(self) -> TrustedKey:
+        if (self.role is Role.GUARD) is not (self.party is not None):
+            raise TrustRefused(f"key {self.key_id} must name its party if it is a guard's, and no party otherwise")
         derived = self.key()
         if derived.key_id != self.key_id or derived.pem != self.public_key:
             raise TrustRefused(f"key {self.key_id} is not the id of the key beside it; add the key again")
@@ -66,7 +71,14 @@ class TrustedKey(StrictModel):
         return self
 
     @classmethod
-    def of(cls, key: PublicKey, role: Role, valid_from: datetime, valid_until: datetime | None = None) -> TrustedKey:
+    def of(
+        cls,
+        key: PublicKey,
+        role: Role,
+        valid_from: datetime,
+        valid_until: datetime | None = None,
+        party: str | None = None,
+    ) -> TrustedKey:
         """The entry for a key; without an end it is valid for two years."""
         return cls(
             key_id=key.key_id,
@@ -74,6 +86,7 @@ class TrustedKey(StrictModel):
             public_key=key.pem,
             valid_from=valid_from,
             valid_until=valid_until or valid_from + DEFAULT_KEY_LIFETIME,
+            party=party,
         )
 
     def key(self) -> PublicKey:
@@ -130,13 +143,22 @@ class TrustFile(StrictModel):
 
     @property
     def roles(self) -> tuple[Role, ...]:
-        """The roles that must sign a budget, in the order of the enumeration; none if only auditors are listed."""
-        present = {key.role for key in self.keys} - {Role.AUDITOR}
-        return tuple(role for role in Role if role in present)
+        """The roles that must sign a budget, in the order of the enumeration; none if only others are listed."""
+        present = {key.role for key in self.keys}
+        return tuple(role for role in Role if role in present and role.signs_budgets)
 
     def keys_of(self, role: Role) -> tuple[TrustedKey, ...]:
         """The keys of one `role`, revoked ones too."""
         return tuple(key for key in self.keys if key.role is role)
+
+    def guards(self, party: str) -> tuple[TrustedKey, ...]:
+        """The keys that sign the answers of one `party`."""
+        return tuple(key for key in self.keys_of(Role.GUARD) if key.party == party)
+
+    @property
+    def knows_services(self) -> bool:
+        """Whether coordinators or guards have keys; then every question and answer of a run is signed."""
+        return any(key.role in (Role.COORDINATOR, Role.GUARD) for key in self.keys)
 
     def with_key(self, key: TrustedKey) -> TrustFile:
         """The next file, with one more key; a key that is in it already is refused."""
@@ -162,8 +184,8 @@ class TrustFile(StrictModel):
         key_id: Of the old key. successor: The new one. at: From when on, valid_until: until when it is valid.
         """
         revoked = self.with_revoked(key_id, Revocation(at=at, why=f"replaced by key {successor.key_id}"))
-        role = next(key.role for key in self.keys if key.key_id == key_id)
-        return self._followed_by((*revoked.keys, TrustedKey.of(successor, role, at, valid_until)))
+        old = next(key for key in self.keys if key.key_id == key_id)
+        return self._followed_by((*revoked.keys, TrustedKey.of(successor, old.role, at, valid_until, old.party)))
 
     def handed_over(self, successor: PublicKey) -> TrustFile:
         """The next file, the last one of its root key: later ones are signed by `successor`."""

@@ -18,8 +18,18 @@ from privfair.cli.output import answer
 from privfair.durable import read_named, write_named
 from privfair.ledger import Ledger
 
-ROLES = ("privacy-officer", "data-owner", "auditor")
+ROLES = tuple(role.value for role in Role)
 _DAYS = click.IntRange(min=1, max=36_500)
+
+
+class _RoleChoice(click.Choice[str]):
+    """A role; a guard's key also names its party, guard:PARTY."""
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        role, _, party = value.partition(":")
+        if (role == Role.GUARD.value) is not bool(party):
+            self.fail("a guard's key needs its party, guard:PARTY, and no other role takes one", param, ctx)
+        return f"{super().convert(role, param, ctx)}:{party}" if party else super().convert(role, param, ctx)
 
 
 @click.group("keys", cls=Subcommands, short_help="generate, trust, revoke")
@@ -69,7 +79,7 @@ _change_options = options(
 
 @keys_command.command("trust")
 @click.option("--key", "key_path", type=FILE, help="Key to trust; its public half is enough.")
-@click.option("--role", type=click.Choice(ROLES), help="For whom the key speaks.")
+@click.option("--role", type=_RoleChoice(ROLES), help="For whom the key speaks; a guard's as guard:PARTY.")
 @click.option("--append", is_flag=True, help="Add the key to the trust file that is there.")
 @click.option(
     "--replaces", metavar="KEY_ID", help="Key whose role the new one takes; it is revoked at the same instant."
@@ -95,7 +105,8 @@ def trust(
 ) -> None:
     """Trust a key for a role. Every role in the file must sign a budget; with one role, its signature is enough.
 
-    Auditors are the exception: they sign audits, and budgets neither need nor take their signature.
+    Auditors, coordinators and guards are the exception: budgets neither need nor take their signature. With keys of
+    coordinators and guards in the file, guards answer signed questions only.
 
     \b
     Also, always with --out FILE:
@@ -143,7 +154,9 @@ def _add(
     if role is None:
         raise click.UsageError("--key needs --role ROLE, or --replaces KEY_ID")
     now, root = _now(), _root_key(root_path)
-    entry = TrustedKey.of(load_public(key_path, ask_password), Role(role), now, now + timedelta(days=valid_days))
+    speaker, _, party = role.partition(":")
+    until = now + timedelta(days=valid_days)
+    entry = TrustedKey.of(load_public(key_path, ask_password), Role(speaker), now, until, party or None)
     if append:
         trusted = _read(out, root).with_key(entry)
     elif out.exists():

@@ -58,6 +58,7 @@ from privfair.federation.registries import (
     digest_of_batches,
     most_participations,
 )
+from privfair.federation.signed_frames import GuardSeal
 from privfair.federation.sockets import SocketServer
 from privfair.federation.step_log import StepLog, values_of_step
 from privfair.federation.wire import (
@@ -136,6 +137,9 @@ class Guard:
         self._policy = policy
         self._trust = trust
         self._key = key
+        self._seal = GuardSeal(silo.name, trust, key)
+        self.knows_caller = False
+        """Whether the last question came from a coordinator of this run, as far as that can be told."""
         self._sites_key, self._registry = _join_sites(run, sites_key)
         self._tags = [] if self._sites_key is None else self._sites_key.tags(run.record_numbers)
         self._opened = -1
@@ -194,6 +198,11 @@ class Guard:
             self._opened = round_number
 
         return self._spending.parties(replace(self._run, log=self._log), position, on_round=on_round)
+
+    @property
+    def signs(self) -> bool:
+        """Whether questions and answers are signed."""
+        return self._seal.signs
 
     def close(self) -> None:
         """Let go of all files; what waits for the ledger is written to it."""
@@ -334,11 +343,27 @@ class Guard:
 
     def answer(self, content: bytes) -> bytes:
         """The bytes that answer these bytes, whatever they are; nothing is raised."""
+        self.knows_caller, bound = False, list[bytes | None]()
+
+        def answered() -> bytes:
+            message, binding = self._seal.open(content)
+            bound.append(binding)
+            return self._answer_message(message)
+
+        answer = self._refusing(answered)
+        return self._refusing(lambda: self._seal.close(bound[0], answer)) if bound else answer
+
+    def _answer_message(self, content: bytes) -> bytes:
+        message = decode(content)
+        if message.fields.get("run") != self._run.manifest.digest:
+            raise WireRefused(Code.OTHER_RUN, "it is for another run")
+        self.knows_caller = True
+        return self._answer(message)
+
+    def _refusing(self, answer: Callable[[], bytes]) -> bytes:
+        """An answer, or the refusal that stands for the error in its place."""
         try:
-            message = decode(content)
-            if message.fields.get("run") != self._run.manifest.digest:
-                raise WireRefused(Code.OTHER_RUN, "it is for another run")
-            return self._answer(message)
+            return answer()
         except PrivfairError as refused:
             self._log.warning("refused: %s: %s", type(refused).__name__, refused)
             return refusal(type(refused).__name__, _code(refused))
@@ -469,7 +494,7 @@ class GuardOptions:
     trust: Trust | None = None
     """The trust file in force, asked again at every block; None to trust the manifest as it was verified."""
     key: SigningKey | None = None
-    """The silo's own key, which signs its receipt."""
+    """The silo's key, which signs its receipt, and its answers where the trust file lists it for a guard."""
     sites_key: SitesKey | None = None
     """What holders of records and registries share, and the coordinator lacks."""
     deadline: float = 60.0
@@ -496,7 +521,11 @@ def serve_guard(
     with own.locked(), Ledger.open(ledger, anchor) as book:
         guard = Guard(run, own, book, log, options.policy, options.trust, key=options.key, sites_key=options.sites_key)
         try:
-            server = SocketServer(socket, guard.answer, log, options.deadline)
+            server = SocketServer(
+                socket, guard.answer, log, options.deadline, known=lambda: guard.knows_caller, shared=guard.signs
+            )
+            if not guard.signs:
+                log.warning("the trust file has no keys of coordinators and guards: the socket is for this user alone")
             for number in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(number, lambda *_: server.stop())
             log.info("the guard of %s answers at %s", guard.party, socket)

@@ -19,6 +19,7 @@ from privfair.algorithms.algorithm import Received
 from privfair.contribution import Published
 from privfair.durable import read_toml
 from privfair.federation.coordinator import Greeting, PublicFacts, PublicState, Receipt, RoundsSpent, state_digest
+from privfair.federation.signed_frames import CoordinatorSeal
 from privfair.federation.sockets import GuardUnreachable
 from privfair.federation.wire import (
     Code,
@@ -72,12 +73,14 @@ class Guards:
     ::
 
         deadline = 600                   # seconds for one question to all guards; left out: 600
+        key = "coordinator.pem"          # signs questions, where the trust file lists coordinators and guards
         [guards.north]
         socket = "/run/privfair-north/guard.sock"
     """
 
     places: Mapping[str, GuardPlace]
     deadline: float
+    key: Path | None = None
 
     @property
     def sockets(self) -> dict[str, Path]:
@@ -87,12 +90,15 @@ class Guards:
 def read_guards(path: Path) -> Guards:
     """The guards in a TOML file; paths are relative to the file's own place."""
     document = read_toml(path, "--guards")
-    table, deadline = document.pop("guards", None), document.pop("deadline", 600)
+    table, deadline, key = document.pop("guards", None), document.pop("deadline", 600), document.pop("key", None)
+    if key is not None and not isinstance(key, str):
+        raise InvalidInput("--guards", str(path), "must name a key as a text", 'write key = "coordinator.pem"')
     if document or not isinstance(table, dict) or not table or not all(isinstance(one, dict) for one in table.values()):
-        rule = "must hold a table [guards.NAME] for each party, and at most a deadline beside them"
+        rule = "must hold a table [guards.NAME] for each party, and at most a deadline and a key"
         raise InvalidInput("--guards", str(path), rule, 'write [guards.north] and socket = "north.sock"')
     places = {name: read_section(GuardPlace, f"guards.{name}", one, path.parent) for name, one in table.items()}
-    return Guards(places, positive("deadline", cast("float", deadline)))
+    named = None if key is None else path.parent / key
+    return Guards(places, positive("deadline", cast("float", deadline)), named)
 
 
 @final
@@ -324,16 +330,15 @@ class EngineNodes(Generic[Node]):
         for node, content in self._exchange({node: message for node, (_, message) in asked.items()}) if asked else ():
             yield asked[node][0], content
 
-    def find(self, run: str, parties: Iterable[str]) -> None:
-        """Ask every node who its guard is until all parties are found."""
+    def find(self, run: str, parties: Iterable[str], seal: CoordinatorSeal) -> None:
+        """Ask every node who its guard is until all parties are found; an answer without its signature is none."""
         wanted, pause, until = set(parties), _FIRST_LOOK, time.monotonic() + self._deadline
-        question = ask_hello(run)
+        names, question = tuple(wanted), seal.ask(ask_hello(run))
         while not wanted <= self._nodes.keys():
             unknown = [node for node in self._present() if node not in self._nodes.values()]
             for node, content in self._exchange(dict.fromkeys(unknown, question)) if unknown else ():
-                message = decode(content[_DIGEST_BYTES:])
-                if message.kind is MessageKind.GREETING:
-                    party = read_greeting(message).party
+                party = _greeted(names, question, content[_DIGEST_BYTES:], seal)
+                if party is not None:
                     self._nodes.setdefault(party, node)
                     self._greetings.setdefault(party, (question, content))
             if not wanted <= self._nodes.keys():
@@ -342,3 +347,15 @@ class EngineNodes(Generic[Node]):
                     raise Refused(f"no node of the engine stands for {missing}; start their guards and nodes")
                 time.sleep(pause)
                 pause = min(2 * pause, 5.0)
+
+
+def _greeted(parties: Iterable[str], question: bytes, answer: bytes, seal: CoordinatorSeal) -> str | None:
+    """The party whose guard greets in this answer; None for anything else."""
+    for party in parties:
+        try:
+            message = decode(seal.open(party, question, answer))
+        except WireRefused:
+            continue
+        if message.kind is MessageKind.GREETING and read_greeting(message).party == party:
+            return party
+    return None

@@ -142,6 +142,8 @@ class _Connection:
     since: float = field(default_factory=time.monotonic)
     last: bool = False
     """Whether it is closed once its answer is written."""
+    known: bool = False
+    """Whether it has asked as a coordinator of this run; then no newcomer takes its place."""
 
     @property
     def waiting(self) -> bool:
@@ -166,21 +168,31 @@ class _Connection:
 class SocketServer:
     """Answers frames at one path until it is told to stop.
 
-    `answer` must not raise. `deadline` is how many seconds a frame may take to arrive, or an answer to be read.
+    `answer` must not raise. `deadline` is how many seconds a frame may take to arrive, or an answer to be read. `known`
+    tells after an answer whether its question came from a coordinator of this run: newcomers never take the place of
+    such a connection. A `shared` socket is open to its group, others to their owner alone.
     """
 
     def __init__(
-        self, path: Path, answer: Callable[[bytes], bytes], log: logging.Logger, deadline: float = 60.0
+        self,
+        path: Path,
+        answer: Callable[[bytes], bytes],
+        log: logging.Logger,
+        deadline: float = 60.0,
+        *,
+        known: Callable[[], bool] = lambda: False,
+        shared: bool = False,
     ) -> None:
         self._path = path
         self._answer = answer
+        self._known = known
         self._log = log
         self._deadline = deadline
         self._stopped = False
         self._selector = selectors.DefaultSelector()
         self._wake, waker = os.pipe()
         self._waker = waker
-        self._listener = _listen(path)
+        self._listener = _listen(path, shared)
         self._listener.setblocking(False)
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._selector.register(self._wake, selectors.EVENT_READ)
@@ -226,7 +238,10 @@ class SocketServer:
         connection = _Connection(found, _peer(found))
         self._log.info("connection of %s", connection.who)
         if len(self._connections) >= _MOST_CONNECTIONS:
-            self._drop(min(self._connections.values(), key=lambda one: one.since))
+            strangers = [one for one in self._connections.values() if not one.known]
+            self._drop(min(strangers, key=lambda one: one.since, default=connection))
+            if not strangers:
+                return
         self._connections[found.fileno()] = connection
         self._selector.register(found, selectors.EVENT_READ, connection)
 
@@ -259,7 +274,8 @@ class SocketServer:
     def _make_room(self) -> None:
         """Where too much is held for all of them together, those that hold most are cut off."""
         while sum(one.held for one in self._connections.values()) > _MOST_HELD:
-            largest = max(self._connections.values(), key=lambda one: one.held)
+            strangers = [one for one in self._connections.values() if one.held and not one.known]
+            largest = max(strangers or self._connections.values(), key=lambda one: one.held)
             self._log.warning("%s is cut off: too many bytes are held for all connections", largest.who)
             self._drop(largest)
 
@@ -277,6 +293,7 @@ class SocketServer:
             del connection.read[:end]
             began = time.monotonic()
             connection.unwritten += frame(self._answer(message))
+            connection.known |= self._known()
             for one in self._connections.values():  # nobody is late because this guard was busy
                 one.since += time.monotonic() - began
             connection.since = time.monotonic()
@@ -313,8 +330,8 @@ class SocketServer:
         connection.socket.close()
 
 
-def _listen(path: Path) -> socket.socket:
-    """A socket at `path`, for its owner and group; what a killed guard left there is removed, a live one is refused."""
+def _listen(path: Path, shared: bool) -> socket.socket:
+    """A socket at `path`; what a killed guard left there is removed, a live one is refused."""
     found = socket.socket(socket.AF_UNIX)
     try:
         if path.is_socket():
@@ -325,7 +342,7 @@ def _listen(path: Path) -> socket.socket:
                     path.unlink()
                 else:
                     raise Refused(f"another guard answers at {path}; stop it first, or name another --socket")
-        before = os.umask(0o117)
+        before = os.umask(0o117 if shared else 0o177)
         try:
             found.bind(str(path))
         finally:

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from calibrate.errors import InvalidInput, PrivfairError
+from calibrate.manifest.keys import load_private
 from privfair.data.infer import silo_name, toml_key, toml_value
 from privfair.federation import flower, guard_socket, nvflare
 from privfair.federation.sockets import SocketTransport
@@ -57,6 +58,7 @@ plan = ""
 manifest = ""
 trust = ""
 root = ""
+key = ""
 out = ""
 test-files = "[]"
 deadline = 900.0
@@ -96,9 +98,15 @@ class Trial:
             "manifest": str(self.manifest.resolve()),
             "trust": str(self.trust.resolve()),
             "root": "" if self.root is None else str(self.root.resolve()),
+            "key": "" if self.key is None else str(self.key.resolve()),
             "out": str(out.resolve()),
             "test-files": json.dumps([str(path.resolve()) for path in test_files]),
         }
+
+    @property
+    def key(self) -> Path | None:
+        """`coordinator.pem` in the folder, next to each party's `guard.pem`: keys, where the trust file lists them."""
+        return _there(self.folder / "coordinator.pem")
 
     def site_text(self, party: str, socket: Path) -> str:
         """The file of a party's site, for `privfair serve`."""
@@ -114,6 +122,7 @@ class Trial:
             "folder": self.folder / party / "guard",
             "socket": socket,
             "sites-key": self.sites_key(),
+            "key": _there(self.folder / party / "guard.pem"),
         }
         ledger = self.ledger(party)
         lines = {key: str(path.resolve()) for key, path in places.items() if path is not None}
@@ -142,6 +151,10 @@ class Trial:
         return str(path)
 
 
+def _there(path: Path) -> Path | None:
+    return path if path.exists() else None
+
+
 @contextmanager
 def start_guards(trial: Trial) -> Iterator[dict[str, Path]]:
     """A guard per party, each in a process of its own; the sockets at which they answer, by party."""
@@ -168,8 +181,8 @@ def train_over_sockets(
     signed = read_signed_plan(trial.plan, trial.manifest.read_bytes(), TrustInForce(trial.trust, trial.root).file)
     transport = SocketTransport(sockets)
     try:
-        steps = trial.steps_per_message
-        train_over_transport(transport, signed, out, test_files, resume, steps_per_message=steps)
+        steps, key = trial.steps_per_message, None if trial.key is None else load_private(trial.key)
+        train_over_transport(transport, signed, out, test_files, resume, steps_per_message=steps, key=key)
     finally:
         transport.close()
 

@@ -75,6 +75,7 @@ class Code(Enum):
     POLICY = "policy"
     REFUSED = "refused"
     HALTED = "halted"
+    CALLER = "caller"
     FAULT = "fault"
 
 

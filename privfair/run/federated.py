@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any, final
 
 from calibrate.errors import count
+from calibrate.manifest.keys import SigningKey
 from privfair.durable import replace_file
 from privfair.federation.coordinator import Position, Receipt, RunObserver, train_until
 from privfair.federation.remote import RemoteParties, agreed_facts
+from privfair.federation.signed_frames import CoordinatorSeal, sealed
 from privfair.federation.wire import Transport
 from privfair.run.folder import RunFolder, load_checkpoint, save_checkpoint, save_model
 from privfair.run.public import Measure, Measuring, Progress, PublicRun, promise_of
@@ -33,7 +35,9 @@ class FederatedRun(RunObserver):
         measure: Measure | None = None,
         progress: Callable[[Progress], None] | None = None,
         steps_per_message: int = 1,
+        key: SigningKey | None = None,
     ) -> None:
+        transport = sealed(transport, CoordinatorSeal(signed.trust, key))
         self._signed = signed
         self._folder = folder
         self._engine = engine
@@ -115,18 +119,22 @@ def train_over(
     measure: Measure | None = None,
     progress: Callable[[Progress], None] | None = None,
     steps_per_message: int = 1,
+    key: SigningKey | None = None,
 ) -> RunRecord:
     """Train a signed plan with the parties behind a transport, and leave the coordinator's run folder in `out`.
 
     `steps_per_message` asks a run's only party for several steps at once, for engines that are slow per message; the
-    values are the same. With several parties it is refused.
+    values are the same. With several parties it is refused. `key` signs questions, where the trust file lists keys of
+    coordinators and guards.
 
     Guarantee: none of its own, and none is needed: every party publishes under its own gate and ledger, and `out` holds
     what follows from that.
     """
     folder = RunFolder.create(out, resume=resume)
     with folder.locked():
-        return FederatedRun(signed, folder, transport, engine, measure, progress, steps_per_message).train()
+        return FederatedRun(
+            signed, folder, transport, engine, measure, progress, steps_per_message=steps_per_message, key=key
+        ).train()
 
 
 def _rounds_so_far(position: Position[Any]) -> int:

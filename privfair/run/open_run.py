@@ -34,7 +34,7 @@ from typing import Any, Protocol, Self, TypeVar, final
 
 from calibrate.errors import GateRefused, PrivfairError, Refused
 from calibrate.manifest.mechanism import NoiseSource, NoPrivacyPromised
-from calibrate.manifest.trust import TrustSeen
+from calibrate.manifest.trust import TrustFile, TrustSeen
 from calibrate.manifest.verify import AuthenticManifest, VerifiedManifest
 from privfair.algorithms.algorithm import Algorithm
 from privfair.batches.participation import PartyBatches
@@ -80,6 +80,10 @@ class Trust(Protocol):
 
     @property
     def seen(self) -> TrustSeen: ...
+
+    def current(self) -> TrustFile:
+        """The file as it is now."""
+        ...
 
     def require_signed(self, manifest: AuthenticManifest) -> None:
         """Refuse to continue unless the manifest's signers are trusted now."""

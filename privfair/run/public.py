@@ -169,6 +169,7 @@ class PublicRun:
     plan: TrainingPlan
     envelope: bytes
     manifest: AuthenticManifest
+    trust: TrustFile | None = None
 
     @property
     def document(self) -> BudgetDocument:
@@ -198,7 +199,7 @@ def read_signed_plan(path: Path, envelope: bytes, trust: TrustFile, *, searching
         raise Step.DATA.refuse("the budget is for the data set {!a}, the plan names {!a}".format(*named))
     if not searching:
         refuse_search(plan)
-    return PublicRun(plan, envelope, authentic)
+    return PublicRun(plan, envelope, authentic, trust)
 
 
 def refuse_search(plan: TrainingPlan) -> None:

@@ -9,9 +9,12 @@ import socket
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from pathlib import Path
 
+from calibrate.manifest.keys import Role, SigningKey, generate
+from calibrate.manifest.trust import TrustedKey
 from privfair.federation.guard import GuardOptions, serve_guard
 from privfair.federation.sockets import SocketTransport
 from privfair.ledger import Ledger
@@ -176,6 +179,8 @@ class Sites:
     plan: str
     children: list[int] = field(default_factory=list)
     """Process ids of the guards, while they run."""
+    keys: dict[str, SigningKey] = field(default_factory=dict)
+    """Keys of the coordinator and of each guard, where `trust_keys` made them."""
 
     @classmethod
     def at(cls, folder: Path, plan: str, rounds: int | None = None) -> Sites:
@@ -196,6 +201,15 @@ class Sites:
 
     def signed(self) -> PublicRun:
         return read_signed_plan(self.desk.plan, self.manifest.read_bytes(), TrustInForce(self.desk.trust).file)
+
+    def trust_keys(self) -> None:
+        """Give the coordinator and each guard a key, and list them in the trust file."""
+        trust, now = TrustInForce(self.desk.trust).file, datetime.now(UTC).replace(microsecond=0)
+        for name in ("coordinator", *self.parties):
+            self.keys[name], party = generate(), None if name == "coordinator" else name
+            role = Role.COORDINATOR if party is None else Role.GUARD
+            trust = trust.with_key(TrustedKey.of(self.keys[name].public, role, now, party=party))
+        self.desk.trust.write_bytes(trust.to_bytes())
 
     def prepare(self, party: str) -> PreparedRun:
         names = tuple(SIZES) if party in AGGREGATED.values() else (party,)
@@ -234,6 +248,8 @@ class Sites:
 
     def _fork(self, party: str, options: GuardOptions, as_user: tuple[int, int] | None) -> int:
         run, ledger = self.prepare(party), self.ledger(party)
+        if self.keys:
+            options = replace(options, trust=TrustInForce(self.desk.trust), key=self.keys[party])
         here, there = socket.socketpair()
         child = os.fork()
         if child == 0:

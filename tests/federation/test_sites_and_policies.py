@@ -22,6 +22,7 @@ from privfair.federation import wire
 from privfair.federation.guard import Guard
 from privfair.federation.policy import Policy, PolicyRefused, read_policy
 from privfair.federation.remote import GuardRefused, RemoteParties, read_guards
+from privfair.federation.signed_frames import CoordinatorSeal, sealed
 from privfair.federation.sockets import GuardUnreachable, SocketTransport
 from privfair.federation.wire import Code, MessageKind, decode
 from privfair.ledger import Ledger
@@ -320,6 +321,7 @@ def test_another_user_of_the_machine_reaches_the_socket_and_no_file(tmp_path_fac
     if os.getuid() != 0:
         pytest.skip("only root can start processes under other user ids")
     sites = Sites.at(tmp_path_factory.mktemp("u"), "pay-once")
+    sites.trust_keys()
     sites.desk.budget()
     guard, engine, group = 64001, 64002, 64003
     for party in sites.parties:
@@ -344,7 +346,8 @@ def test_another_user_of_the_machine_reaches_the_socket_and_no_file(tmp_path_fac
                 hidden = [sites.folder / "north.csv", sites.folder / "north" / "transcript.bin", sites.ledger("north")]
                 denied = [_denied(path) for path in hidden]
                 transport = SocketTransport({"north": sites.socket("north")}, deadline=120)
-                answer = transport({"north": wire.ask_hello(sites.signed().manifest.digest)})
+                seal = CoordinatorSeal(sites.signed().trust, sites.keys["coordinator"])
+                answer = sealed(transport, seal)({"north": wire.ask_hello(sites.signed().manifest.digest)})
                 code = 0 if all(denied) and decode(answer["north"]).kind is MessageKind.GREETING else 2
             finally:
                 os._exit(code)

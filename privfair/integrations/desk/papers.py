@@ -26,15 +26,7 @@ from calibrate.manifest.issue import (
     read_request,
     sign_request,
 )
-from calibrate.manifest.keys import (
-    BadSignature,
-    BrokenEnvelope,
-    PublicKey,
-    Role,
-    SigningKey,
-    check_signature,
-    open_envelope,
-)
+from calibrate.manifest.keys import BadSignature, BrokenEnvelope, PublicKey, SigningKey, check_signature, open_envelope
 from calibrate.manifest.show import BudgetChange, changes, last_before, protected_text
 from calibrate.manifest.trust import TrustFile
 from calibrate.manifest.verify import read_unverified
@@ -61,7 +53,7 @@ class Known:
     def signed(self, content: bytes) -> bool:
         """Whether a known officer or owner signed this envelope with a key that is not revoked."""
         trusted = () if self.trust is None else self.trust.keys
-        keys = [one.key() for one in trusted if one.role is not Role.AUDITOR and one.revoked is None]
+        keys = [one.key() for one in trusted if one.role.signs_budgets and one.revoked is None]
         return any(_has_signed(content, key) for key in (*keys, *(() if self.key is None else (self.key.public,))))
 
 
