@@ -18,7 +18,7 @@ from calibrate.discrete_noise import NO_SLACK, ProfileSlack, combined
 from calibrate.errors import InvalidInput, NotCertified, UnsupportedCombination, positive
 from calibrate.meaning import Meaning
 from calibrate.plans.plan import NoisyValue, Plan, RandomizedValue
-from calibrate.privacy_unit import EpsilonDelta, EpsilonInterval
+from calibrate.privacy_unit import EpsilonDelta, EpsilonInterval, bounds_apart
 from calibrate.releases import Release, scale_noise
 from calibrate.search_cost import price_search, solve_search
 from calibrate.solve import solve_noise
@@ -94,6 +94,13 @@ class CertifiedBudget:
         reached = self.plan.attained(self.plan.values(), self.plan.once())
         return None if reached is None else scale_noise(reached, self.factor)
 
+    def _reach(self, value: NoisyValue | RandomizedValue) -> dict[str, object]:
+        """The clip of one unit's part, and how far neighbouring data sets of the signed relation move the sum."""
+        if isinstance(value, RandomizedValue):
+            return {"clip": None, "sensitivity_for_relation": 1.0}
+        apart = bounds_apart(self.plan.unit.relation)
+        return {"clip": value.sensitivity, "sensitivity_for_relation": value.sensitivity * apart}
+
     def value(self, name: str) -> NoisyValue:
         """The noisy value of that name, with its calibrated noise."""
         for value in self.values:
@@ -110,7 +117,7 @@ class CertifiedBudget:
             "certified": {"lower": self.certified.lower, "upper": self.certified.upper},
             "meaning": Meaning(self.target).to_json(),
             "rounds": self.plan.rounds,
-            "releases": [value.to_json() for value in self.values],
+            "releases": [value.to_json() | self._reach(value) for value in self.values],
             "joint_noise_multiplier": self.joint_noise_multiplier,
             "assumptions": list(self.plan.assumptions()),
             "unprotected": list(self.plan.unprotected()),

@@ -207,6 +207,7 @@ THEOREMS = (
         conditions=(_CONCAVE, _SHARE_POSSIBLE, _BALL),
         compute=_theorem_34,
         domain=_DOMAIN_34,
+        restates="steffle.theorem-3.4",
     ),
     Theorem(
         id="mmd.theorem-5.1",

@@ -440,6 +440,7 @@ THEOREMS = (
             Parameter("silos", 3, "silos without sensitive data; 1: everything in one place", _whole, ("N",)),
         ),
         compute=_central,
+        restates="steffle.theorem-3.3",
     ),
     _promise(
         id="steffle.appendix-F.general",
@@ -451,5 +452,6 @@ THEOREMS = (
             Parameter("realised", 1, "records of a sensitive silo that a round asks for", _whole, ("b",)),
         ),
         compute=_appendix_f,
+        restates="steffle.theorem-3.3",
     ),
 )

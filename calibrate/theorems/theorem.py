@@ -347,6 +347,7 @@ class Theorem:
 
     `domain` lists, for parameters that the claim is quantified over, values to search for a counterexample; the first
     value of each is the most extreme one. `proof` says where it is proved that the claim, however read, holds for all.
+    `restates` is the id of the claim that this one follows from or says again: it is not counted another time.
     """
 
     id: str
@@ -359,6 +360,7 @@ class Theorem:
     domain: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     proof: str | None = None
     correction: Correction | None = None
+    restates: str | None = None
 
     def source(self) -> Json:
         """Where the claim stands, how it is printed, and the parameters that a setting can change."""

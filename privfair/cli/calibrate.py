@@ -25,6 +25,7 @@ from calibrate.meaning import Protection
 from calibrate.plans import PLAN_PLUGINS, PLANS, algorithm_named, parameter_fields, plan_class, plan_from_mapping
 from calibrate.plans.plan import Flag, RandomizedValue
 from calibrate.plans.plan import Plan as PricedPlan
+from calibrate.privacy_unit import bounds_apart
 from privfair.cli.config import ask_password
 from privfair.cli.options import FILE, Subcommands, asked, options, with_our_help
 from privfair.cli.output import answer, epsilon_text, print_json, print_rich, print_wrapped, progress_bar, table_lines
@@ -334,13 +335,14 @@ def show_noise(budget: CertifiedBudget) -> None:
         f"{plan.algorithm.value}: epsilon {target.epsilon:g} at delta {target.delta:g}, {plan.rounds} rounds, one "
         f"{plan.unit.protected.value} ({plan.unit.relation.value})",
     )
-    rows: list[tuple[str, ...]] = [("value", "published", "bound", "multiplier", "sigma")]
+    rows: list[tuple[str, ...]] = [("value", "published", "clip", "sensitivity", "multiplier", "sigma")]
     for value in budget.values:
         if isinstance(value, RandomizedValue):
-            rows.append((value.name, "once", "1", "", f"keep {value.keep_probability:.7g}"))
+            rows.append((value.name, "once", "", "1", "", f"keep {value.keep_probability:.7g}"))
             continue
         every = "every round" if value.every_round else "once"
-        numbers = (f"{number:.7g}" for number in (value.sensitivity, value.noise_multiplier, value.sigma))
+        reach = value.sensitivity * bounds_apart(plan.unit.relation)
+        numbers = (f"{number:.7g}" for number in (value.sensitivity, reach, value.noise_multiplier, value.sigma))
         rows.append((value.name, every, *numbers))
     print_wrapped(*(f"  {line}" for line in table_lines(rows)))
     closing = f"certified epsilon {epsilon_text(certified.lower, certified.upper)} (by {budget.first.accountant_name})"

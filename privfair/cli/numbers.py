@@ -261,7 +261,9 @@ def _list() -> None:
 
     judged = judge_all()
     if asked().as_json:
-        print_json([{"place": theorem.place} | verdict.to_json() for theorem, verdict in judged])
+        print_json(
+            [{"place": theorem.place, "restates": theorem.restates} | verdict.to_json() for theorem, verdict in judged]
+        )
         return
 
     heads = ("paper", "all", "claim", "claimed", "computed", "factor")
@@ -270,13 +272,12 @@ def _list() -> None:
         column.no_wrap = True
     for theorem, verdict in judged:
         claimed, found = _short_numbers(verdict)
-        mark = "" if verdict.misprint is None else "*"
+        mark = ("" if verdict.misprint is None else "*") + ("" if theorem.restates is None else "=")
         outcomes = (_in_short(_coloured(verdict.outcome)), _in_short(_quantified(verdict)))
         table.add_row(*outcomes, theorem.id + mark, claimed, found, _factor(verdict))
-    counts = Counter(verdict.outcome.value for _, verdict in judged)
-    failing = sum(
-        verdict.as_quantified is not None and verdict.as_quantified.outcome.value == "fails" for _, verdict in judged
-    )
+    counted = [verdict for theorem, verdict in judged if theorem.restates is None]
+    counts = Counter(verdict.outcome.value for verdict in counted)
+    failing = sum(each.as_quantified is not None and each.as_quantified.outcome.value == "fails" for each in counted)
     plural = {"fails": "fail", "holds": "hold"}
     said = ", ".join(f"{number} {plural.get(outcome, outcome)}" for outcome, number in counts.most_common())
     lines: list[object] = [
@@ -284,8 +285,8 @@ def _list() -> None:
         "",
         "paper: at the paper's own setting; all: as the claim is quantified.",
         "n/a: not applicable; open: undecided; factor: computed / claimed;",
-        "*: a misprint, `theorems check ID` says which.",
-        f"[bold]{len(judged)} claims: {said} at the paper's setting; {failing} fail as quantified.[/bold]",
+        "*: a misprint, `theorems check ID` says which; =: restates another claim, not counted again.",
+        f"[bold]{len(counted)} claims: {said} at the paper's setting; {failing} fail as quantified.[/bold]",
     ]
     if asked().verbose:
         lines += [f"{theorem.id}: {verdict.finding.why}." for theorem, verdict in judged]

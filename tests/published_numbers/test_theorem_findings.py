@@ -142,6 +142,8 @@ def test_fedfdp_the_loss_release_was_not_charged() -> None:
     assert isinstance(rows, list)
     assert [row["supported_by_gradient_alone"] for row in rows] == [6, 114, 267, 463, 702]
     assert [row["supported_with_loss"] for row in rows] == [5, 108, 237, 379, 525]
+    assert [row["certified_rounds"] for row in rows] == [17, 126, 265, 422, 584]
+    assert "so that 6, 115 of the printed hold" in verdict.finding.why
     assert [row["renyi_epsilon"] for row in rows] == pytest.approx([2.00, 2.06, 2.13, 2.23, 2.35], abs=5e-3)
 
 

@@ -28,7 +28,7 @@ _ADULT, _AIM = "adult-steps", 0.067
 
 
 def headlines() -> str:
-    """Three lines: what each unit's best method reaches at a certified epsilon, beside what privacy takes away."""
+    """Three lines: what each unit's best method reaches at a certified epsilon, next to what privacy takes away."""
 
     assert AIM[_ADULT] == _AIM
     rows = read_rows(PAGES / "data" / "fair-plugin.csv.gz")
@@ -42,9 +42,9 @@ def headlines() -> str:
     attribute = best_of(rows, _ADULT, "attribute", 1.0)
     first = f"one record `fair-plugin` {record} (without privacy {free}; unfair\n{plain}; always the majority {most})"
     titles, ours = " / ".join(TITLES.values()), " / ".join(f"{accuracy:.1f}" for accuracy in reached)
-    second = f"{titles}, ten clients, one record at 3.52: {ours}%"
+    second = f"{titles}, ten clients, one record at 3.52, a linear model on public features: {ours}%"
     printed = " / ".join(f"{PAPER[dataset]:.1f}" for dataset in TITLES)
-    beside = f"(FedFDP prints {printed}% at a budget that does not cover its losses)"
+    beside = f"(FedFDP prints {printed}% for its net, with noise that covers its gradients alone)"
     return (
         f"Adult, three silos, certified epsilon 1, error at parity gap: {first}, one attribute {attribute}. {second}\n"
         f"{beside}. More in [experiments](docs/experiments/README.md)."
