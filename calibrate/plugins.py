@@ -196,12 +196,13 @@ class Plugins(Generic[T]):
 
 @cache
 def installed_code() -> str:
-    """SHA-256 over all sorted .py files of calibrate, privfair and audit as installed here: names and contents."""
+    """SHA-256 over all sorted .py and compiled files of calibrate, privfair and audit as installed: names, contents."""
     whole = hashlib.sha256()
     for name in _OURS:
         spec = find_spec(name)
         for place in () if spec is None else spec.submodule_search_locations or ():
-            for path in sorted(Path(place).rglob("*.py"), key=lambda one: one.relative_to(place).as_posix()):
+            code = (path for path in Path(place).rglob("*") if path.suffix in (".py", ".so"))
+            for path in sorted(code, key=lambda one: one.relative_to(place).as_posix()):
                 content = hashlib.sha256(path.read_bytes()).hexdigest()
                 whole.update(f"{name}/{path.relative_to(place).as_posix()} {content}\n".encode())
     return whole.hexdigest()

@@ -32,7 +32,7 @@ ISOLATION_ASSUMED = (
 """What is signed where isolation = "alone"."""
 _LOG = logging.getLogger("privfair.models")
 _SMALLEST_SQUARE = 1e-280
-"""Squared norms below this have lost digits; such a gradient counts as zero."""
+"""Squared norms below this have lost digits; such a gradient is taken as zero."""
 _HELD_AT_ONCE = 2**24
 """Numbers of gradients in memory at once: 128 MB."""
 
@@ -47,7 +47,7 @@ class AloneModule:
     Each record has a forward and a backward pass alone, in float64, in the order of the batch. That the result is a
     function of the record is an assumption, which the manifest lists: the module must keep nothing between passes, and
     torch's kernels must give the same bits for the same single record. Buffers are restored for every record. A record
-    whose scores or gradient are not finite counts as zeros, with coefficient zero.
+    whose scores or gradient are not finite contributes zeros, with coefficient zero.
     """
 
     def __init__(self, build: Callable[[], nn.Module], example: Tensor) -> None:
@@ -76,7 +76,7 @@ class AloneModule:
         return self._built.initial(seed)
 
     def logits(self, theta: Tensor, x: Features) -> Tensor:
-        """Scores, float64; numbers that are none count as zero."""
+        """Scores, float64; what is not a number is taken as zero."""
         parameters = self._parameters(theta)
         rows = [self._score_or_nothing(parameters, record) for record in tensor_of(x)]
         scores = torch.cat(rows) if rows else torch.zeros(0, self.classes, dtype=EXACT)

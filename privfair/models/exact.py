@@ -1,4 +1,4 @@
-"""Arithmetic in which every result is a function of its own row: products that never round, IEEE operations elsewhere.
+"""Arithmetic in which every result is a function of one row: products that never round, IEEE operations elsewhere.
 
 A row lies *on a grid* of p bits if it is a row of whole numbers, at most 2^p in size, times its own power of two.
 A product of two such factors over K terms has terms and partial sums that are whole numbers of at most 2p + log2 K
@@ -26,11 +26,11 @@ from calibrate.errors import InvalidInput, UnsupportedCombination
 
 DOUBLE, SINGLE = torch.float64, torch.float32
 LARGEST_WEIGHT, LARGEST_FEATURE = 2.0**10, 2.0**20
-"""Parameters and features are clamped to these; parameters that are not numbers count as zero."""
+"""Parameters and features are clamped to these; parameters that are not numbers are taken as zero."""
 LARGEST_ACTIVATION = 2.0**60
 """Activations and propagated gradients are clamped to this, so that nothing overflows, however deep the net."""
 SMALLEST_TOP = _SMALLEST_SCALE = 2.0**-100
-"""Rows below this count as zero; a whole number times a scale above it is exact, in float32 too."""
+"""Rows below this are taken as zero; a whole number times a scale above it is exact, in float32 too."""
 _MANTISSA = 53
 _MAGIC = {SINGLE: 1.5 * 2.0**23, DOUBLE: 1.5 * 2.0**52}
 """Adding and subtracting it rounds to a whole number."""
@@ -110,7 +110,7 @@ TERMS_IN_SINGLE = 2**10
 _TERMS_IN_INT32 = 2**17 - 1
 """Sums of this number of products of 8-bit numbers stay below 2^31."""
 _TERMS_SHIFTED, _PARTS_SHIFTED = 4000, 2**9
-"""With so many, 2^7 and 2^8 times the upper sum, and the lower one, stay below 2^31 as well."""
+"""With this number, 2^7 and 2^8 times the upper sum, and the lower one, stay below 2^31 as well."""
 _PARTS_IN_INT32 = 2**16
 _SUMS_AT_ONCE, _WEIGHTS_AT_ONCE = 2**17, 2**17
 """Numbers that are worked on at once, so that they stay in the processor's cache."""
@@ -353,7 +353,7 @@ class Arithmetic:
 
 
 def clamped(theta: Tensor) -> Tensor:
-    """Parameters as they are used: numbers that are none count as zero, large ones are clamped; float64."""
+    """Parameters as they are used: what is not a number is taken as zero, large ones are clamped; float64."""
     values = theta.detach().to(DOUBLE)
     if bool(largest_size(values) <= LARGEST_WEIGHT):  # not so if one is not a number
         return values

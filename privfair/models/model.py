@@ -189,7 +189,7 @@ def require_group_weights(weights: Sequence[Sequence[float]], classes: int, grou
 
 
 def class_means(weights: Sequence[float], labels: Tensor, classes: int, size: int) -> Weigh:
-    """The mean over `size` records in which each class counts as often as its weight says; nothing is clipped."""
+    """The mean over `size` records in which each class has the weight that is given for it; nothing is clipped."""
     if not weights:
         return mean_over(size)
     shares = class_factors(weights, labels, classes) / count("size", size)

@@ -97,7 +97,7 @@ def first_fault(products: Products, bits: int, widths: tuple[int, ...]) -> str |
 
 
 def require_subnormals() -> None:
-    """Refuse a processor state in which tiny numbers count as zero: it is changed by other code in the process."""
+    """Refuse a processor state in which tiny numbers are flushed to zero; other code in the process changes it."""
     tiny = torch.full((9,), 2.0**-1060, dtype=DOUBLE)
     if not bool((tiny * 1.0 != 0).all()):
         raise CheckFailed(
@@ -185,8 +185,8 @@ def _seconds(products: Products, bits: int, width: int) -> float:
     return min(times)
 
 
-_HELD_AT_ONCE = 2**22
-"""Numbers of records' own gradients that are held at once."""
+_HELD_AT_ONCE, _MOST_HELD = 2**21, 80
+"""Numbers of records' own gradients, and such records, that are held at once: more do not fit the processor's cache."""
 _MOST_AT_ONCE = 4096
 
 
@@ -247,7 +247,7 @@ class Network:
         number = bits.number(max((2, *widths)))
         self.arithmetic = Arithmetic(number, choose_products(number, tuple(sorted(set(widths)))))
         held = max((node.layer.held for node in nodes), default=0)
-        self._at_once = min(_MOST_AT_ONCE, max(1, _HELD_AT_ONCE // held)) if held else _MOST_AT_ONCE
+        self._at_once = min(_MOST_HELD, max(1, _HELD_AT_ONCE // held)) if held else _MOST_AT_ONCE
         self._kept: WeakIdKeyDictionary = WeakIdKeyDictionary()
         self._asked: WeakIdKeyDictionary = WeakIdKeyDictionary()
         """How many records of a silo were asked for so far; all of them are loaded once that is worth it."""

@@ -33,7 +33,7 @@ _ACTIVATIONS: dict[Activation, tuple[NetLayer, type[nn.Module]]] = {
 class Perceptron(NetworkModel):
     """A multi-layer perceptron; `hidden` are the sizes of its hidden layers, at least one.
 
-    theta holds weight (outputs x inputs) and bias of each layer in turn, as `torch.nn.Sequential` names them.
+    theta holds weight (outputs x inputs) and bias of one layer after another, as `torch.nn.Sequential` names them.
     """
 
     features: int

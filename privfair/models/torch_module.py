@@ -1,4 +1,4 @@
-"""Torch modules as models, a user's or one from the papers: converted to networks of exact arithmetic."""
+"""Torch modules as models, a user's or one from the literature: converted to networks of exact arithmetic."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def _layout(module: nn.Module) -> ParameterLayout:
     return layout
 
 
-# Convolutional nets from the papers.
+# Convolutional nets from the literature.
 
 
 @final

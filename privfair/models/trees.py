@@ -89,7 +89,7 @@ class BoostedTrees(Differentiated):
 
 
 def _depths(left: Tensor) -> Tensor:
-    """How deep each node of each tree lies at most."""
+    """How deep each node of each tree is at most."""
     depths = torch.zeros_like(left)
     rows = torch.arange(len(left))
     for node in range(left.shape[1]):

@@ -34,6 +34,11 @@ from numpy.typing import ArrayLike, NDArray
 from calibrate.arrays import Floats, Integers
 from calibrate.errors import InvalidInput, count, positive
 
+try:
+    from privfair.noise import passes as passes
+except ImportError:  # it was installed without a compiler
+    passes = None  # type: ignore[assignment]
+
 Words = NDArray[np.uint64]
 
 _KEY_BYTES = 32
@@ -231,7 +236,7 @@ SMALLEST_SCALE = Fraction(1, 1 << 20)
 
 _SLOT_BITS = 16
 _SLOTS = 1 << _SLOT_BITS
-_SIGN_BIT = np.uint64(1 << _SLOT_BITS)
+_SLOT_MASK, _SIGN_BIT = np.uint64(_SLOTS - 1), np.uint64(1 << _SLOT_BITS)
 _POSITION_SHIFT = np.uint64(_SLOT_BITS + 1)
 _POSITION_BITS = 64 - _SLOT_BITS - 1
 _BLOCKS_PER_SCALE = 8
@@ -360,50 +365,71 @@ def sample(table: BlockTable, number: int, stream: WordStream) -> Integers:
 
 def _accepted_values(table: BlockTable, proposals: int, stream: WordStream) -> Integers:
     words = stream.words(2 * proposals)
-    place, uniform = words[:proposals], (words[proposals:] >> np.uint64(64 - UNIFORM_BITS)).view(np.int64)
-    block = table.block_of_slot.take((place & np.uint64(_SLOTS - 1)).view(np.int64))
-    positions = (place >> _POSITION_SHIFT) & table.position_mask
-    values = table.first.take(block)
-    values += positions.view(np.int64)
-    accepted = uniform < table.certain.take(block)
-    (open_cases,) = ((block != table.unused) > accepted).nonzero()
-    _decide(table, open_cases, block, values, uniform, place, accepted=accepted, stream=stream)
+    place, uniform = words[:proposals], words[proposals:]
+    values, accepted, cases = (_propose if passes is None else _propose_compiled)(table, place, uniform)
+    _decide(table, cases, place.take(cases), uniform.take(cases), values=values, accepted=accepted, stream=stream)
+    if passes is not None:
+        out = np.empty(proposals, dtype=np.int64)
+        return out[: passes.settle(place, values, accepted, out)]
     minus = (place & _SIGN_BIT) != 0
     accepted &= (values != 0) >= minus  # zero has one sign only, or it would be proposed twice
     np.negative(values, out=values, where=minus)
     return values[accepted]
 
 
+_Proposed = tuple[Integers, NDArray[np.bool_], Integers]
+"""Sizes, whether they are accepted for certain, and the numbers of the proposals that are open."""
+
+
+def _propose(table: BlockTable, place: Words, uniform: Words) -> _Proposed:
+    block = table.block_of_slot.take((place & _SLOT_MASK).view(np.int64))
+    values = table.first.take(block)
+    values += ((place >> _POSITION_SHIFT) & table.position_mask).view(np.int64)
+    accepted = _first_bits(uniform) < table.certain.take(block)
+    (cases,) = ((block != table.unused) > accepted).nonzero()
+    return values, accepted, cases
+
+
+def _propose_compiled(table: BlockTable, place: Words, uniform: Words) -> _Proposed:
+    """The same, to the bit, in one loop of `passes.c`."""
+    values, cases = np.empty((2, place.size), dtype=np.int64)
+    accepted, width_bits = np.empty(place.size, dtype=np.bool_), int(table.position_mask).bit_length()
+    columns, found = (table.block_of_slot, table.first, table.certain), (values, accepted, cases)
+    return values, accepted, cases[: passes.propose(place, uniform, *columns, *found, table.unused, width_bits)]
+
+
+def _first_bits(uniform: Words) -> Integers:
+    return (uniform >> np.uint64(64 - UNIFORM_BITS)).view(np.int64)
+
+
 def _decide(
     table: BlockTable,
     cases: Integers,
-    block: NDArray[np.uint8],
-    values: Integers,
-    uniform: Integers,
     place: Words,
+    uniform: Words,
+    values: Integers,
     accepted: NDArray[np.bool_],
     stream: WordStream,
 ) -> None:
-    """Settle the proposals that need an exponential; the tail gets its values here, too."""
-    of_case = block[cases]
-    heights = table.approximate_heights[of_case]
+    """Settle the proposals that need an exponential, given their own words; the tail gets its values here, too."""
+    of_case, first_bits = table.block_of_slot.take((place & _SLOT_MASK).view(np.int64)), _first_bits(uniform)
+    heights = table.approximate_heights.take(of_case)
     halvings = np.zeros(cases.size, dtype=np.int64)
     (in_tail,) = (of_case == table.tail).nonzero()
     if in_tail.size:
         halvings[in_tail] = _fair_coin_runs(in_tail.size, stream)
-        tail = cases[in_tail]
         mask = np.uint64((1 << table.tail_width_bits) - 1)
-        positions = ((place[tail] >> _POSITION_SHIFT) & mask).view(np.int64)
-        values[tail] = table.first[table.tail] + (halvings[in_tail] << table.tail_width_bits) + positions
-        heights = np.ldexp(heights, -halvings)
-    target = np.exp(-table.exponent.approximate(values[cases].astype(np.float64)))
-    gap = target - uniform[cases] * 2.0**-UNIFORM_BITS * heights
+        positions = ((place[in_tail] >> _POSITION_SHIFT) & mask).view(np.int64)
+        values[cases[in_tail]] = table.first[table.tail] + (halvings[in_tail] << table.tail_width_bits) + positions
+        heights[in_tail] = np.ldexp(heights[in_tail], -halvings[in_tail])
+    target = np.exp(-table.exponent.approximate(values.take(cases).astype(np.float64)))
+    gap = target - first_bits * 2.0**-UNIFORM_BITS * heights
     accepted[cases] = gap > 0
     for index in (np.abs(gap) <= table.band).nonzero()[0]:
         case = cases[index]
         accepted[case] = uniform_is_below_exponential(
-            int(uniform[case]),
-            table.heights[block[case]] / (1 << int(halvings[index])),
+            int(first_bits[index]),
+            table.heights[of_case[index]] / (1 << int(halvings[index])),
             table.exponent.exact(int(values[case])),
             stream,
         )

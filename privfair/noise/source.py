@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
@@ -17,7 +18,7 @@ from typing import Protocol, final
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from calibrate.arrays import Floats
+from calibrate.arrays import Floats, Integers
 from calibrate.discrete_noise import STEPS_PER_SCALE
 from calibrate.errors import InvalidInput, count
 from calibrate.privacy_unit import Norm
@@ -29,6 +30,7 @@ from privfair.noise.lattice_sampler import (
     discrete_laplace,
     exact_positive,
     exponential_enclosure,
+    passes,
     real_array,
     uniform_below,
 )
@@ -81,8 +83,13 @@ class Grid:
         contributions that were each rounded has the sensitivity the clip promised, in integers, without
         rounding error.
         """
-        doubles = real_array(values)
-        most = self.largest
+        doubles = self.within(values)
+        doubles *= 2.0**self.fraction_bits  # exact, but for underflow of what is rounded to zero anyway
+        return doubles.astype(np.int64)  # a cast drops the fraction: toward zero
+
+    def within(self, values: ArrayLike) -> Floats:
+        """A copy of the values in double precision; refused if one is too large for this grid."""
+        doubles, most = real_array(values), self.largest
         largest = max(float(doubles.max()), -float(doubles.min())) if doubles.size else 0.0
         if largest > most:
             raise InvalidInput(
@@ -91,8 +98,14 @@ class Grid:
                 f"must not exceed 2^52 grid steps = {most:g} in size",
                 "publish a mean instead of a sum, clip harder, or use a coarser grid",
             )
-        doubles *= 2.0**self.fraction_bits  # exact, but for underflow of what is rounded to zero anyway
-        return doubles.astype(np.int64)  # a cast drops the fraction: toward zero
+        return doubles
+
+    def add_noise(self, values: Floats, noise: Integers) -> None:
+        """Round finite values within `largest` toward zero and add whole numbers of steps, in place: one dimension."""
+        if passes is None:
+            values[:] = self.to_floats((values * 2.0**self.fraction_bits).astype(np.int64) + noise)
+        else:
+            passes.add(values, noise, 2.0**self.fraction_bits, 2.0**-self.fraction_bits)
 
     def to_floats(self, steps: NDArray[np.int64]) -> NDArray[np.float64]:
         """Whole numbers of steps as doubles, exactly; beyond 2^53 steps they are cut to 2^53.
@@ -126,6 +139,9 @@ def _power_of_two(exponent: int) -> Fraction:
 # The protocol that the gate draws through, and its trusted implementation.
 
 Categories = NDArray[np.int64]
+
+_VALUES_AT_ONCE = 30_000
+"""Noise for them is drawn in one batch of the sampler."""
 
 EXACT_LABEL = "exact-discrete aes-256-ctr os-keyed"
 
@@ -246,10 +262,7 @@ class ExactNoise:
         continuous Gaussian with noise multiplier sigma / D holds up to `profile_slack`
         (docs/theorems/discrete-noise.md, Theorems 2 and 3); the unit is that of D.
         """
-        scale = NoiseScale.at_least(sigma)
-        steps = scale.grid.round_toward_zero(values)
-        steps += discrete_gaussian(steps.shape, scale.in_steps, self._stream)  # a new array: no copy needed
-        return scale.grid.to_floats(steps)
+        return self._published(values, NoiseScale.at_least(sigma), discrete_gaussian)
 
     def laplace(self, values: ArrayLike, scale: float | Fraction) -> Floats:
         """`values`, rounded toward zero onto a grid, plus exact discrete Laplace noise of at least `scale`.
@@ -257,9 +270,16 @@ class ExactNoise:
         Guarantee: with D the L1 sensitivity of the rounded values this is purely (D / scale)-DP
         (docs/theorems/discrete-noise.md, Theorem 4); the unit is that of D.
         """
-        used = NoiseScale.at_least(scale)
-        steps = used.grid.round_toward_zero(values)
-        return used.grid.to_floats(steps + discrete_laplace(steps.shape, used.in_steps, self._stream))
+        return self._published(values, NoiseScale.at_least(scale), discrete_laplace)
+
+    def _published(self, values: ArrayLike, scale: NoiseScale, draw: Callable[..., Integers]) -> Floats:
+        """Some thousand values at a time, so that they stay in the processor's cache."""
+        doubles = scale.grid.within(values)
+        flat = doubles.reshape(-1)  # may be another copy: what is returned is what got noise
+        for start in range(0, flat.size, _VALUES_AT_ONCE):
+            some = flat[start : start + _VALUES_AT_ONCE]
+            scale.grid.add_noise(some, draw(some.size, scale.in_steps, self._stream))
+        return flat.reshape(doubles.shape)
 
     def randomized_response(self, categories: ArrayLike, k: int, epsilon: float | Fraction) -> Categories:
         """See the function `randomized_response`, whose guarantee this is."""

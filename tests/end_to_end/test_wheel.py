@@ -79,13 +79,17 @@ def succeed(done: subprocess.CompletedProcess[str]) -> str:
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The wheel, built from a copy so that the tree stays as it is."""
-    folder = tmp_path_factory.mktemp("source")
+    return build_wheel(tmp_path_factory.mktemp("source"))
+
+
+def build_wheel(folder: Path, **settings: str) -> Path:
     for name in SOURCES:
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in FILES:
         shutil.copy(ROOT / name, folder / name)
     words = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder / "dist"), str(folder)]
-    done = subprocess.run(words, cwd=folder, capture_output=True, text=True, check=False)
+    environment = os.environ | settings
+    done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return next((folder / "dist").glob("*.whl"))
 
@@ -109,6 +113,13 @@ def test_the_wheel_has_all_it_needs_and_nothing_else(wheel: Path) -> None:
     assert "audit/report/page.html.j2" in names
     assert {name.split("/")[0] for name in names if ".dist-info" not in name} == {"calibrate", "privfair", "audit"}
     assert any(name.endswith("licenses/LICENSE") for name in names)
+
+
+@pytest.mark.parametrize("settings", [{"PRIVFAIR_PURE": "1"}, {"CC": "/there/is/no/compiler"}], ids=str)
+def test_without_a_compiler_the_wheel_is_for_every_machine(settings: dict[str, str], tmp_path: Path) -> None:
+    pure = build_wheel(tmp_path, **settings)
+    assert pure.name.endswith("-py3-none-any.whl")
+    assert not [name for name in zipfile.ZipFile(pure).namelist() if name.endswith(".so")]
 
 
 def test_the_package_page_has_no_link_that_leads_nowhere(wheel: Path) -> None:

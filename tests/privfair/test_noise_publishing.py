@@ -53,6 +53,14 @@ def test_shape_is_kept_and_input_untouched(adder: str) -> None:
 
 
 @pytest.mark.parametrize("adder", ADDERS)
+@pytest.mark.parametrize("shape", [(300, 250), (250, 30, 10)])
+def test_every_number_gets_noise_however_it_is_stored(adder: str, shape: tuple[int, ...]) -> None:
+    """More numbers than are drawn at once; noise is zero once in 2^30, so 10 zeros have a probability below 1e-40."""
+    for values in (np.zeros(shape, order="F"), np.zeros(shape[::-1]).T, np.zeros((*shape, 2))[..., 0]):
+        assert np.count_nonzero(getattr(ExactNoise(), adder)(values, 1.0) == 0) < 10
+
+
+@pytest.mark.parametrize("adder", ADDERS)
 def test_single_numbers_and_empty_vectors(adder: str) -> None:
     add = getattr(ExactNoise(), adder)
     single, empty = add(0.25, 1.0), add(np.zeros((0, 3)), 1.0)

@@ -47,7 +47,8 @@ def test_run_json_names_the_installed_code(run: Path) -> None:
     top = Path(calibrate.__file__).parents[1]
     lines = []
     for package in ("calibrate", "privfair", "audit"):
-        found = {path.relative_to(top / package).as_posix(): path for path in (top / package).rglob("*.py")}
+        code = (path for path in (top / package).rglob("*") if path.suffix in (".py", ".so"))
+        found = {path.relative_to(top / package).as_posix(): path for path in code}
         lines += [f"{package}/{name} {sha256(found[name].read_bytes()).hexdigest()}\n" for name in sorted(found)]
     assert RunRecord.read(run / "run.json").code == sha256("".join(lines).encode()).hexdigest()
 
