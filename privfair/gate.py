@@ -16,7 +16,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from math import prod
 from pathlib import Path
-from typing import assert_never, final
+from typing import TYPE_CHECKING, assert_never, final
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -40,6 +40,9 @@ from privfair.ledger import DEFAULT_BLOCK, Claim, Release
 from privfair.noise import ExactNoise, Grid, NoiseScale, UnsafeSeededResearchNoise
 from privfair.noise import NoiseAdder as NoiseGenerator
 from privfair.transcript import NotedState, Transcript, TranscriptHeader, TranscriptWriter, ValueSpec
+
+if TYPE_CHECKING:
+    from privfair.run.rehearsal import RehearsalKey
 
 _ROUNDING = 1e-9
 """Relative slack for the floating-point computation of a norm; covered by the rounding-up of the noise below."""
@@ -326,16 +329,17 @@ def open_gate(
     parties: tuple[str, ...] | None = None,
     strict: bool = False,
     log: logging.Logger = LOG,
+    key: RehearsalKey | None = None,
 ) -> Gate:
     """The gate of a run with the noise source the manifest names; of `parties` alone where not all are here.
 
-    `strict` and `log` are those of `Gate`.
+    `strict` and `log` are those of `Gate`; `key` is an auditor's, in a rehearsal.
 
     A transcript that exists is resumed: what it shows as published counts as published, and records that a
     crash kept out of the ledger are added to it.
     """
     parties = tuple(silo.name for silo in manifest.document.data.silos) if parties is None else parties
-    noise = _noise_of_parties(manifest.document, parties, research_seed, claim.session)
+    noise = _noise_of_parties(manifest.document, parties, research_seed, claim.session, key)
     already: tuple[Release, ...] = ()
     if transcript.exists():
         writer = TranscriptWriter.resume(transcript)
@@ -349,13 +353,18 @@ def open_gate(
 
 
 def _noise_of_parties(
-    document: BudgetDocument, parties: tuple[str, ...], research_seed: int | None, session: int
+    document: BudgetDocument,
+    parties: tuple[str, ...],
+    research_seed: int | None,
+    session: int,
+    key: RehearsalKey | None,
 ) -> dict[str, NoiseGenerator]:
     match document.noise_source:
         case NoiseSource.OPERATING_SYSTEM:
             if research_seed is not None:
                 raise GateRefused("a seed was given but the manifest signed noise from the operating system; drop it")
-            return dict.fromkeys(parties, ExactNoise())
+            entropy = None if key is None else key.source(f"noise of session {session}")
+            return dict.fromkeys(parties, ExactNoise(entropy))
         case NoiseSource.SEEDED_RESEARCH_ONLY:
             if research_seed is None:
                 raise GateRefused("the manifest signed seeded research noise; give its seed")

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import torch
 
-from audit.probes.batches import check_batches
-from audit.probes.fresh_noise import check_fresh_noise, check_gate_alone
+from audit.probes.fresh_noise import check_gate_alone
 from audit.probes.isolation import check_isolation
+from audit.probes.known_key import check_known_key
 from audit.probes.neighbouring_files import check_files
 from audit.probes.sensitivity import check_every_unit, check_sensitivity
 from audit.probes.setting import ProbeSetting
@@ -18,20 +19,29 @@ from audit.runs.rerun import DEFAULT_ROUNDS, Rehearsal, rehearse
 from calibrate.errors import PrivfairError
 from calibrate.manifest.mechanism import NoPrivacyPromised
 from calibrate.privacy_unit import Protected
+from privfair.algorithms.algorithm import SiloTensors
+from privfair.data.dataset import Silo
 from privfair.ledger import Ledger, UnknownClaim
 from privfair.run.prepare import facts_covered
+from privfair.transcript import Ending
 
 # Steps taken, rounds published, rounds charged, rounds signed: four counts of one thing.
 
 
 def check_steps(evidence: RunEvidence, ledger: Ledger | None) -> Check:
-    """The run's own: every step has its round, every round was charged, every charge was signed."""
+    """The run's own: every step has its round, every round was charged, every charge was signed.
+
+    A run that was ended before its last step must have no round left: where it stops may depend on no record.
+    """
     name = "steps are counted"
     steps = len(evidence.finished)
     published = len({key.round for key in evidence.transcript.keys})
     signed = evidence.document.rounds
     text = f"{steps} updates, {published} rounds published, {signed} signed"
     right = steps <= published <= signed
+    last = max((key.round for key in evidence.transcript.keys), default=-1)
+    if evidence.transcript.ending is Ending.CLOSED and steps < evidence.updates and last + 1 < signed:
+        right, text = False, f"{text}; it ended before step {evidence.updates} of the plan, and rounds were left"
     if ledger is not None:
         try:
             charged = ledger.manifest_status(evidence.manifest_digest).charged
@@ -42,11 +52,13 @@ def check_steps(evidence: RunEvidence, ledger: Ledger | None) -> Check:
 
 
 def check_rehearsed_steps(rehearsal: Rehearsal) -> Check:
-    """In a rehearsal without interruptions: one round per step, charged a block ahead and not a round less."""
-    whole_blocks = -(-rehearsal.steps // rehearsal.block) * rehearsal.block
-    expected = min(whole_blocks, rehearsal.document.rounds)
-    right = rehearsal.published_rounds == rehearsal.steps and rehearsal.charged == expected
-    text = f"{rehearsal.steps} updates, {rehearsal.published_rounds} rounds published, {rehearsal.charged} charged"
+    """In a rehearsal: one round per step, charged a block ahead and not a round less."""
+    steps, charged = rehearsal.made.last.step, rehearsal.made.charged
+    rounds = {key.round for key in rehearsal.made.evidence.transcript.keys}
+    whole_blocks = -(-(1 + max(rounds, default=-1)) // rehearsal.block) * rehearsal.block
+    right = len(rounds) == steps and charged == min(whole_blocks, rehearsal.document.rounds)
+    right = right and (steps == rehearsal.wanted or 1 + max(rounds, default=-1) == rehearsal.document.rounds)
+    text = f"{steps} updates of {rehearsal.wanted}, {len(rounds)} rounds published, {charged} charged"
     return passed_if(Layer.PROBE, "steps are counted in a rehearsal", right, text)
 
 
@@ -56,7 +68,7 @@ def check_rehearsed_messages(rehearsal: Rehearsal) -> Check:
     for value in rehearsal.document.releases:
         sent = {
             silo.name: {one.step for one in rehearsal.of(silo.name) if value.name in one.published}
-            for silo in rehearsal.silos
+            for silo in rehearsal.run.silos
         }
         due = set[int]().union(*sent.values())
         left_out += [
@@ -80,6 +92,13 @@ def check_scaling(evidence: RunEvidence) -> tuple[Check, ...]:
     name = "features scaled by public facts"
     if isinstance(evidence.document.guarantee, NoPrivacyPromised):
         return ()
+    others = [
+        silo.name for silo, party in zip(evidence.silos, evidence.data.parties, strict=True) if _apart(silo, party)
+    ]
+    if others:
+        return (
+            passed_if(Layer.PROBE, name, False, f"{others[0]} trains on other records than those that were loaded"),
+        )
     try:
         evidence.data.require_allowed(facts_covered(evidence.document))
     except PrivfairError as refusal:
@@ -91,6 +110,16 @@ def check_scaling(evidence: RunEvidence) -> tuple[Check, ...]:
     suspicious = [f"{of}, feature {column}" for of, x in tables.items() for column in _standardised_columns(x)]
     text = f"mean 0 and deviation 1 exactly: {suspicious[0]}" if suspicious else "no feature was standardised"
     return (passed_if(Layer.PROBE, name, not suspicious, text),)
+
+
+def _apart(silo: SiloTensors, party: Silo) -> bool:
+    """Whether a party's tensors are not the records that were loaded, row by row."""
+    columns = ((silo.x, party.data.features), (silo.y, party.data.label), (silo.s, party.data.group))
+    return any(
+        tuple(tensor.shape) != given.shape
+        or not torch.equal(tensor, torch.from_numpy(np.array(given)).to(tensor.dtype))
+        for tensor, given in columns
+    )
 
 
 def _standardised_columns(x: torch.Tensor) -> list[int]:
@@ -112,8 +141,7 @@ def check_probes(
     """L0: sensitivities, isolation, neighbouring files, step counts, fresh noise and batches of the code that trained.
 
     Up to `seconds` of processor time (and not less than a few) are for trying the units one by one. A clean run is
-    flagged with probability at most `fresh_noise.ALPHA + fresh_noise.GATE_ALPHA + batches.ALPHA`; all else is
-    deterministic.
+    flagged with probability at most `fresh_noise.GATE_ALPHA`; all else is deterministic.
     """
     if isinstance(evidence.document.guarantee, NoPrivacyPromised):
         why = "no privacy is promised, so there is no bound to keep"
@@ -124,14 +152,14 @@ def check_probes(
         *check_every_unit(setting, evidence.silos, seed, seconds),
         *check_isolation(setting, seed),
         *check_scaling(evidence),
-        check_files(evidence),
+        *check_files(evidence, setting),
         check_steps(evidence, ledger),
         *check_rehearsal(evidence),
     )
 
 
 def check_rehearsal(evidence: RunEvidence) -> tuple[Check, ...]:
-    """The part of L0 that runs the engine: steps, batches and noise of a few rounds, and the gate alone."""
+    """The part of L0 that runs the engine: a few rounds whose randomness is known, and the gate alone."""
     few = min(DEFAULT_ROUNDS, _affordable(evidence))
     try:
         rehearsal = rehearse(evidence.plan_path, evidence.document, few, evidence.sites, evidence)
@@ -140,8 +168,7 @@ def check_rehearsal(evidence: RunEvidence) -> tuple[Check, ...]:
     return (
         check_rehearsed_steps(rehearsal),
         check_rehearsed_messages(rehearsal),
-        *check_batches(rehearsal),
-        *check_fresh_noise(rehearsal),
+        *check_known_key(rehearsal),
         *check_gate_alone(rehearsal),
     )
 

@@ -1,156 +1,35 @@
-"""Is the noise of a rehearsal what was signed, and drawn anew for every silo and round? For secret batches too.
+"""Is the noise of the gate what was signed, and drawn anew for every silo and round? For secret batches too.
 
-From a run whose batches are secret no residual can be computed; a rehearsal of the same code shows both sides of the
-gate. It speaks of the code, not of the run's own messages, and so counts as a probe.
+From a run whose batches are secret no residual can be computed; the gate of the same code is asked about known
+messages, with the operating system's entropy. It speaks of the code, not of the run's own messages, and so counts as a
+probe.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from itertools import combinations, pairwise
+from itertools import combinations
 
 import numpy as np
 from scipy import stats
 
 from audit.bounds.binomial import two_sided
-from audit.report.results import Check, CheckOutcome, Layer, passed_if
-from audit.runs.noise import (
-    Residuals,
-    chi_squared_p_values,
-    grid_step,
-    judge_residuals,
-    noise_power,
-    off_grid,
-    standardise,
-    variance_of,
-)
-from audit.runs.rerun import Answers, Rehearsal, Sending
+from audit.report.results import Check, Layer, passed_if
+from audit.runs.noise import chi_squared_p_values, noise_power, standardise, variance_of
+from audit.runs.rerun import Answers, Rehearsal
 from calibrate.arrays import Floats, Integers
-from calibrate.manifest.mechanism import GaussianNoise, LaplaceNoise, NoiseSource, NoPrivacyPromised, RandomizedCategory
+from calibrate.manifest.mechanism import GaussianNoise, LaplaceNoise, RandomizedCategory
 
-ALPHA = 1e-3
-"""False-alarm probability of all statistical questions about one rehearsal's noise together."""
 _TAILS = np.arange(2.0, 4.6, 0.1)
 """In units of the signed scale (of Laplace noise: after carrying it over to the normal law)."""
 GATE_ALPHA = 1e-6
-"""The same of the noise that the gate alone draws."""
-_SHORTEST = 3
-"""Values in a message from which on two equal noises are no accident."""
-_CHANCE = 1e-9
-"""Of the same untrue answers twice."""
+"""False-alarm probability of all questions about the noise that the gate alone draws."""
 _TINY = 1e-100
-_SAME = 1e-4
-"""Noise is compared in units of its scale; rounding to the grid blurs it by far less."""
-
-
-def check_fresh_noise(rehearsal: Rehearsal) -> tuple[Check, ...]:
-    """Its law, and that no noise was used twice."""
-    if isinstance(rehearsal.document.guarantee, NoPrivacyPromised):
-        return ()
-    found = _residuals(rehearsal, (*rehearsal.sendings, *rehearsal.later))
-    answered = sum(isinstance(value, RandomizedCategory) for value in rehearsal.document.releases)
-    share = ALPHA / max(1, answered + bool(found))
-    checks = [*_responses(rehearsal, share)]
-    if found:
-        judged = judge_residuals(found, share)
-        wrong = [f"{one.name}: {one.finding}" for one in judged if one.outcome is CheckOutcome.FAILED]
-        text = "; ".join(wrong) or f"{len(judged)} tests of {sum(one.rows.size for one in found)} residuals"
-        check = passed_if(Layer.PROBE, "noise in a rehearsal", not wrong, text)
-        checks.append(check.model_copy(update={"noise_power": judged[0].noise_power}))
-        checks += [_check_repetition(found), _check_grid(rehearsal)]
-    return (*checks, *_check_unpredictable(rehearsal))
-
-
-def _check_unpredictable(rehearsal: Rehearsal) -> tuple[Check, ...]:
-    """Begun once more under the same papers and with the same seed, a run draws other noise and other answers.
-
-    Noise that follows from the manifest, the plan's seed, the party and the round looks new in any one run, and whoever
-    holds those papers can subtract it.
-    """
-    if not rehearsal.again or rehearsal.document.noise_source is not NoiseSource.OPERATING_SYSTEM:
-        return ()
-    first = {(one.party, one.name): one.rows for one in _residuals(rehearsal, rehearsal.sendings)}
-    second = {(one.party, one.name): one.rows for one in _residuals(rehearsal, rehearsal.again)}
-    same = {}
-    for (party, name), rows in ((key, rows) for key, rows in second.items() if key in first):
-        apart = np.abs(first[party, name][: len(rows)] - rows)
-        if rows.shape[1] < _SHORTEST:
-            apart = apart.reshape(1, -1)
-        same[name, party] = apart.size >= _SHORTEST and float(apart.max(axis=1).min()) < _SAME
-    for one in rehearsal.document.releases:
-        if isinstance(one, RandomizedCategory):
-            same |= {
-                (one.name, party): _same_lies(rehearsal, party, one)
-                for party in sorted({one.party for one in rehearsal.again})
-            }
-    repeated = [f"{name} of {party}" for (name, party), found in same.items() if found]
-    text = f"the same noise in {repeated[0]}" if repeated else f"other noise in all {len(same)} values"
-    return (passed_if(Layer.PROBE, "noise follows from no papers", not repeated, text),)
-
-
-def _same_lies(rehearsal: Rehearsal, party: str, value: RandomizedCategory) -> bool:
-    """Whether the answers that are untrue once are untrue again, by as much, more often than chance explains."""
-    lies = []
-    for sendings in (rehearsal.of(party), [one for one in rehearsal.again if one.party == party]):
-        both = [(one.published[value.name], one.clean[value.name]) for one in sendings if value.name in one.published]
-        if not both:
-            return False
-        lies.append((both[0][0] - both[0][1]).ravel() % value.categories)
-    untrue = lies[0] != 0
-    law = stats.binom(int(untrue.sum()), (1 - _truth(value)) / (value.categories - 1))
-    return bool(law.sf(int((lies[0] == lies[1])[untrue].sum()) - 1) < _CHANCE)
 
 
 def _truth(value: RandomizedCategory) -> float:
     """How often an answer is true."""
     return 1.0 / (1.0 + (value.categories - 1) * math.exp(-value.epsilon))
-
-
-def _check_grid(rehearsal: Rehearsal) -> Check:
-    """Every published number is a whole number of steps of the signed grid: digits below it would be the message's."""
-    signed = {one.name: one for one in rehearsal.document.releases if isinstance(one, GaussianNoise | LaplaceNoise)}
-    numbers, beside = 0, 0
-    for one in (*rehearsal.sendings, *rehearsal.later):
-        for name in signed.keys() & one.published.keys():
-            step = grid_step(signed[name])
-            numbers += one.published[name].size
-            beside += 0 if step is None else off_grid(one.published[name], step)
-    text = f"{beside} of {numbers} published numbers lie between the steps of the signed grid"
-    return passed_if(Layer.PROBE, "grid in a rehearsal", not beside, text)
-
-
-def _residuals(rehearsal: Rehearsal, sendings: Sequence[Sending]) -> tuple[Residuals, ...]:
-    """Of all values that carry Gaussian or Laplace noise."""
-    signed = {value.name: value for value in rehearsal.document.releases}
-    rows: dict[tuple[str, str], tuple[list[Floats], list[Floats]]] = {}
-    for one in sendings:
-        for name, published in one.published.items():
-            if isinstance(signed[name], GaussianNoise | LaplaceNoise):
-                sent, meant = rows.setdefault((one.party, name), ([], []))
-                sent.append(published)
-                meant.append(one.clean[name])
-    found = []
-    for (party, name), both in rows.items():
-        declared = signed[name]
-        assert isinstance(declared, GaussianNoise | LaplaceNoise)
-        found.append(Residuals.of(party, declared, *both))
-    return tuple(found)
-
-
-def _check_repetition(found: tuple[Residuals, ...]) -> Check:
-    """Exact repetition of a whole message's noise, between any two silos and rounds."""
-    twice = []
-    for name in sorted({one.name for one in found}):
-        of_name = [(one.party, place, row) for one in found if one.name == name for place, row in enumerate(one.rows)]
-        if not of_name or len(of_name[0][2]) < _SHORTEST:
-            continue
-        of_name.sort(key=lambda each: float(each[2][0]))
-        for (party, number, row), (other, again, next_row) in pairwise(of_name):
-            if float(np.abs(row - next_row).max()) < _SAME:
-                twice.append(f"{name} of {party} in round {number} and of {other} in round {again}")
-    text = f"the same noise in {twice[0]} ({len(twice)} such)" if twice else "no noise was used twice"
-    return passed_if(Layer.PROBE, "noise is drawn anew", not twice, text)
 
 
 def check_gate_alone(rehearsal: Rehearsal) -> tuple[Check, ...]:
@@ -289,22 +168,6 @@ def _shape_of(values: Floats) -> float:
     # The empirical law jumps at each value, so that both of its sides are compared.
     distance = max(float((steps[1:] - expected).max()), float((expected - steps[:-1]).max()))
     return min(1.0, 2 * math.exp(-2 * values.size * distance**2))
-
-
-def _responses(rehearsal: Rehearsal, level: float) -> list[Check]:
-    """Randomised responses keep the truth as often as signed, and untrue ones are any of the others alike."""
-    checks = []
-    for value in rehearsal.document.releases:
-        if not isinstance(value, RandomizedCategory):
-            continue
-        sent = [one for one in rehearsal.sendings if value.name in one.published]
-        if not sent:
-            continue
-        pairs = [(one.published[value.name].ravel(), one.clean[value.name].ravel()) for one in sent]
-        answers, truth = (np.concatenate(part) for part in zip(*pairs, strict=True))
-        p_values = _of_answers(value, answers, truth)
-        checks.append(_check_truth(f"truth in {value.name}", value, answers, truth, p_values, level))
-    return checks
 
 
 _MOST_KINDS, _FURTHEST = 16, 64

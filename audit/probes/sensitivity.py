@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from audit.probes.setting import (
+    ROUNDING,
     MessageValues,
     ProbeSetting,
     ReachedState,
@@ -97,7 +98,6 @@ def _unseen_direction(setting: ProbeSetting, theta: Tensor, at: Tensor) -> Tenso
     return direction.reshape(at.shape).to(at.dtype)
 
 
-ROUNDING = 1e-6
 _SIZES = (1, 2, 8, 48)
 """Of the batches tried: alone, against one other, in a micro-batch, in a crowd."""
 _MOST_NUMBERS = 4_000_000
@@ -396,9 +396,10 @@ def _summary(name: str, worst_case: float, shares: Mapping[int, list[float]]) ->
 def local_sensitivity(rehearsal: Rehearsal, units: int = 20, seed: int = 0) -> tuple[LocalSensitivity, ...]:
     """Some units of each watched batch, left out or given what another record of the silo has; one entry per value."""
     count("units", units)
-    chosen = np.unique(np.linspace(0, rehearsal.steps - 1, min(_MOST_STEPS, rehearsal.steps)).astype(int))
+    run, steps = rehearsal.run, len(rehearsal.states)
+    chosen = np.unique(np.linspace(0, steps - 1, min(_MOST_STEPS, steps)).astype(int))
     reached_states = tuple(ReachedState(int(step), rehearsal.states[step]) for step in chosen)
-    setting = ProbeSetting(rehearsal.algorithm, rehearsal.model, rehearsal.silos, rehearsal.document, reached_states)
+    setting = ProbeSetting(run.algorithm, run.model, run.silos, run.document, reached_states)
     if not setting.bounded:
         raise InvalidInput(
             "plan", rehearsal.document.algorithm, "publishes no value with a bound", "report a plan with noise"

@@ -19,6 +19,8 @@ from privfair.algorithms.algorithm import Algorithm, Message, Received, SiloTens
 from privfair.contribution import Published
 from privfair.models.model import Model
 
+ROUNDING = 1e-6
+"""Of a bound: the sums that are compared round in floating point."""
 _MOST_SILOS = 3
 """Silos run the same code; more of them would tell little."""
 _MOST_RECORDS = 512

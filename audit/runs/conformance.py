@@ -101,6 +101,8 @@ def _transcript_and_ledger(evidence: Papers, ledger: Ledger | None) -> Iterator[
     yield agreed(
         "transcript names the manifest", header.manifest_digest == evidence.manifest_digest, header.manifest_digest
     )
+    rehearsed = "REHEARSAL" in header.noise_source
+    yield agreed("noise is no rehearsal's", not rehearsed, f"drawn by {header.noise_source}")
     if ledger is None:
         yield unknown("ledger", "no ledger was given, so charges were not compared")
         return

@@ -52,6 +52,8 @@ _MOST_FOR_SHAPE = 5000
 """The discrete grid and float rounding are far below what this many values can resolve."""
 _WINDOW, _MOST_PRODUCTS = 1500, 2e9
 """Messages that are compared with one another at a time, and how many products of numbers that may take."""
+_MOST_COMPARED = 4_000_000
+"""Values of noise that are compared with one another."""
 _TINY = 1e-100
 _LOW_BITS, _LOW_BITS_OF_LAPLACE = 27, 16
 """Far below the noise (a scale is 2^30 steps of the grid or more), so that they carry nothing of the message: such a
@@ -186,6 +188,8 @@ def judge_residuals(found: tuple[Residuals, ...], alpha: float) -> tuple[Check, 
             checks.append(_low_digits(f"{one.name} of {one.party}", one.low_bits, one.steps, one.clean, level))
             checks.append(_along_message(f"{one.name} of {one.party}", one.rows, one.clean, level))
     checks += [_repetition(group, level) for group in _comparable(found)]
+    for name in sorted({one.name for one in found if one.steps is not None}):
+        checks.append(_equal_values(name, [one for one in found if one.name == name], level))
     return tuple(checks)
 
 
@@ -216,7 +220,8 @@ def _level(found: tuple[Residuals, ...], alpha: float) -> float:
     """Each test's share of the error."""
     with_digits = sum(one.steps is not None for one in found)
     tests = _TESTS_OF_ONE_VALUE * len(found) + _TESTS_WITH_MESSAGES * with_digits
-    return alpha / (tests + len(_comparable(found)) + 1)
+    names = {one.name for one in found if one.steps is not None}
+    return alpha / (tests + len(_comparable(found)) + len(names) + 1)
 
 
 def _chance_to_notice(count: int, level: float) -> float:
@@ -316,6 +321,23 @@ def _repetition(group: tuple[Residuals, ...], level: float) -> Check:
         where = f"distance {abs(worst[2])} in {silos} with {sign}" if summed <= single else pair
         text = f"noise repeats at {where}; {text}"
     return _test(f"repetition of {group[0].name} over rounds and silos", p_value, level, text)
+
+
+def _equal_values(name: str, found: Sequence[Residuals], level: float) -> Check:
+    """Whether one message's noise holds the values of another's, at whatever places and with either sign.
+
+    Two independent values of a scale of g steps are equal up to sign with probability 1 / (sqrt(pi) g) at most, and
+    g is at least half of `STEPS_PER_SCALE`; coincidences are Poisson, whose mean is taken twice as large.
+    """
+    rows = [row for one in found if one.steps is not None and one.clean is not None for row in one.steps - one.clean]
+    rows = rows[: max(2, _MOST_COMPARED // max(1, rows[0].size))]
+    values, owner = np.abs(np.concatenate(rows)), np.repeat(np.arange(len(rows)), [len(row) for row in rows])
+    order = np.argsort(values, kind="stable")
+    same = (np.diff(values[order]) == 0) & (np.diff(owner[order]) != 0) & (values[order][1:] != 0)
+    expected = values.size**2 / 2 / (math.sqrt(math.pi) * STEPS_PER_SCALE / 2)
+    p_value = float(stats.poisson.sf(int(same.sum()) - 1, 2 * expected)) if same.any() else 1.0
+    text = f"{int(same.sum())} values are in the noise of two messages, {expected:.2g} expected by chance"
+    return _test(f"values of noise of {name} occur once", p_value, level, text)
 
 
 def _blocks(table: Floats) -> Iterator[tuple[int, int, Floats, Floats]]:

@@ -8,7 +8,9 @@ so that nobody's budget is touched.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -24,18 +26,18 @@ from calibrate.arrays import Floats
 from calibrate.manifest.document import BudgetDocument, DataBinding
 from calibrate.manifest.mechanism import GaussianNoise, LaplaceNoise, NoiseSource, RandomizedCategory
 from calibrate.manifest.verify import IntendedRun, verify
-from calibrate.sampling import Sampling
-from privfair.algorithms.algorithm import Algorithm, Message, SiloTensors
+from privfair.algorithms.algorithm import Message, SiloTensors
 from privfair.batches.record import BatchRecord
 from privfair.contribution import BoundedContribution, Published
 from privfair.federation.coordinator import Position, RunObserver, train_until
+from privfair.federation.local_party import LocalParties
 from privfair.gate import Gate
 from privfair.ledger import Ledger
-from privfair.models.model import Model
 from privfair.run.folder import RunFolder
 from privfair.run.open_run import OpenRun
 from privfair.run.prepare import PreparedRun, Run, Sites, prepare_run
-from privfair.run.record import FIRST_SESSION
+from privfair.run.record import FIRST_SESSION, read_sessions
+from privfair.run.rehearsal import RehearsalKey
 from privfair.transcript import Transcript
 
 
@@ -88,6 +90,43 @@ class RunWatch(RunObserver):
 
 
 @dataclass(frozen=True, eq=False)
+class Publication:
+    """One message in the order of publishing: what went into the gate, what came out, and what was paid by then."""
+
+    session: int
+    step: int
+    party: str
+    charged: int
+    """Rounds that the ledger had charged when the message was computed."""
+    batch: Tensor
+    clean: dict[str, NDArray[Any]]
+    published: dict[str, Published]
+
+
+@dataclass(eq=False)
+class RehearsalWatch(RunWatch):
+    """Notes all messages in order, too, and asks the ledger before each what is charged."""
+
+    charged: Callable[[], int] = lambda: 0
+    session: int = 0
+    publications: list[Publication] = field(default_factory=list)
+
+    def begin(self, charged: Callable[[], int]) -> None:
+        """Another session of the same run."""
+        self.charged, self.session = charged, self.session + 1
+
+    def on_message(self, step: int, state: Any, party: str, batch: Any, message: Message) -> None:
+        super().on_message(step, state, party, batch, message)
+        clean = {name: np.array(values) for name, values in message.values.items()}
+        self.publications.append(Publication(self.session, step, party, self.charged(), batch.clone(), clean, {}))
+
+    def on_published(self, step: int, party: str, values: Mapping[str, Published]) -> None:
+        super().on_published(step, party, values)
+        last = self.publications[-1]
+        last.published.update({name: values[name] for name in last.clean if name in values})
+
+
+@dataclass(frozen=True, eq=False)
 class Rerun:
     """One rerun: what an observer was left with, the final position, and the rounds its ledger charged."""
 
@@ -107,33 +146,38 @@ def rerun(
     observer: RunObserver | None = None,
     visits: Sequence[RoundEvidence] | None = None,
     envelope: bytes | None = None,
+    key: RehearsalKey | None = None,
+    interrupted: int = 0,
 ) -> Rerun:
     """Train the run once more, in a folder that is thrown away.
 
     `seed` is that of batches and noise where nobody is protected; `sizes` are the units of each silo if they are not
     those that were signed; `updates` and `block` default to the run's own. With `visits` nothing is trained: parties
     are asked in these rounds alone, with the states that are given for them. `envelope` is the auditor's manifest, by
-    default a new one.
+    default a new one. With a `key` all noise and batches follow from it. After `interrupted` updates (0: never) the
+    run is taken up by another session.
     """
     data = run.document.data if sizes is None else DataBinding.of(run.document.data.schema_digest, sizes.items())
     prepared = _under_auditor(run, auditor, run.document.model_copy(update={"data": data}), envelope)
-    setup = replace(prepared, seed=seed, block=block or prepared.block, strict=True)
-    start = Position(run.algorithm.start())
-    with TemporaryDirectory(prefix="privfair-audit-", dir=in_memory()) as place:
-        with OpenRun.apart(prepared.manifest, Path(place)) as spending:
-            folder, claim, local = spending.folder, spending.claim, spending.parties(setup, observer=observer)
-            if visits is None:
-                until = prepared.updates if updates is None else min(updates, prepared.updates)
-                last = train_until(run.algorithm, local, start, until)
-            else:
-                last = start
-                for one in visits:
-                    local.gate.leave_out_before(one.round)
-                    received = local.contribute(one.step, run.algorithm.checkpoint(one.state))
-                    if run.algorithm.replies:
-                        local.reply(one.step, received)
-            spending.finish()
-            charged = claim.charged
+    setup = replace(prepared, seed=seed, block=block or prepared.block, strict=True, key=key)
+    last = Position(run.algorithm.start())
+    with TemporaryDirectory(prefix="privfair-audit-", dir=in_memory()) as place, ExitStack() as sessions:
+        spending = sessions.enter_context(OpenRun.apart(prepared.manifest, Path(place)))
+        folder, local = spending.folder, _parties(spending, setup, last, observer)
+        if visits is None:
+            until = prepared.updates if updates is None else min(updates, prepared.updates)
+            if 0 < interrupted < until:
+                last = train_until(run.algorithm, local, last, interrupted)
+                spending = sessions.enter_context(spending.interrupted())
+                local = _parties(spending, setup, last, observer)
+            last = train_until(run.algorithm, local, last, until)
+        for one in visits or ():
+            local.gate.leave_out_before(one.round)
+            received = local.contribute(one.step, run.algorithm.checkpoint(one.state))
+            if run.algorithm.replies:
+                local.reply(one.step, received)
+        charged = spending.claim.charged
+        spending.finish()
         evidence = RunEvidence(
             **prepared.parts,
             folder=folder,
@@ -141,10 +185,19 @@ def rerun(
             manifest_digest=prepared.manifest.digest,
             authentic=prepared.manifest.authentic,
             transcript=Transcript.read(folder.transcript),
-            sessions=(FIRST_SESSION,),
+            sessions=read_sessions(folder.sessions) if folder.sessions.exists() else (FIRST_SESSION,),
             batches=BatchRecord.read(folder.batches) if folder.batches.exists() else None,
         )
     return Rerun(evidence, last, charged)
+
+
+def _parties(
+    spending: OpenRun, setup: PreparedRun, position: Position[Any], observer: RunObserver | None
+) -> LocalParties:
+    """The silos of one session; a rehearsal's watch learns of it."""
+    if isinstance(observer, RehearsalWatch):
+        observer.begin(lambda: spending.ledger.manifest_status(spending.budget.digest).charged)
+    return spending.parties(setup, position, observer)
 
 
 def _under_auditor(
@@ -341,9 +394,9 @@ def with_coins(silo: SiloTensors, coins: NDArray[np.int64]) -> SiloTensors:
     return replace(silo, s=torch.from_numpy(coins.astype(np.int64)))
 
 
-# A short run of the production engine on the run's own data, watched from inside: batches, clean and published values.
+# A short run of the production engine on the run's own data, watched from inside, with randomness that is known.
 
-DEFAULT_ROUNDS, SPREAD_ROUNDS, _AGAIN = 32, 16, 4
+DEFAULT_ROUNDS, SPREAD_ROUNDS = 32, 16
 MESSAGES, _MOST_VALUES = 10_000, 200_000
 """Of the gate alone: enough for seeds of 16 bits to come back for certain, and for 22 bits most of the time."""
 ANSWERS = 10_000
@@ -353,36 +406,33 @@ _BLOCK = 8
 
 @dataclass(frozen=True, eq=False)
 class Rehearsal:
-    """All that was seen; `charged` is what the ledger says, `published_rounds` what the transcript says."""
+    """All that was seen; `made` is the rehearsal itself, whose ledger and transcript say what was charged and sent."""
 
-    document: BudgetDocument
-    algorithm: Algorithm[Any]
-    model: Model
-    silos: tuple[SiloTensors, ...]
-    sampling: Sampling | None
-    steps: int
-    charged: int
-    published_rounds: int
+    run: Run
+    wanted: int
+    """Updates that were asked for."""
+    made: Rerun
     block: int
+    secrets: tuple[bytes, bytes]
+    """Of the keys of the rehearsal and of its later rounds."""
     states: tuple[Any, ...]
     """The state before each step."""
     sendings: tuple[Sending, ...]
-    later: tuple[Sending, ...]
+    publications: tuple[Publication, ...]
+    later: tuple[Publication, ...]
     """In rounds spread over the rest of the audited run, with its own states and round numbers."""
-    again: tuple[Sending, ...]
-    """The first rounds once more, under the very same papers and the same seed."""
     gate_alone: dict[str, GateNoise]
     """By value: the noise that the gate put on known messages."""
     answers_alone: dict[str, list[Answers]]
     """By value, for each silo: randomised responses to known categories."""
 
+    @property
+    def document(self) -> BudgetDocument:
+        return self.run.document
+
     def of(self, party: str) -> tuple[Sending, ...]:
         """What one party sent in the rounds that were rehearsed one after the other."""
         return tuple(one for one in self.sendings if one.party == party)
-
-    def later_of(self, party: str) -> tuple[Sending, ...]:
-        """What it sent in the later ones."""
-        return tuple(one for one in self.later if one.party == party)
 
 
 def rehearse(
@@ -392,50 +442,55 @@ def rehearse(
     sites: Sites | None = None,
     audited: RunEvidence | None = None,
 ) -> Rehearsal:
-    """Train `rounds` rounds of the plan (or as many as it has), and keep what was seen.
+    """Train `rounds` rounds of the plan (or as many as it has) with a known key, and keep what was seen.
 
-    For an `audited` run the gate alone is asked too; and where the run is longer, some of its later rounds are
-    rehearsed, each from the run's own state.
+    For an `audited` run the rehearsal is interrupted once and taken up again, and the gate alone is asked too, with the
+    operating system's entropy; where the run is longer, some of its later rounds are rehearsed, from its own states.
     """
-    auditor, watch, block = AuditorsManifest(), RunWatch(), min(_BLOCK, rounds)
+    auditor, watch, later = AuditorsManifest(), RehearsalWatch(), RehearsalWatch()
     envelope = auditor.envelope(document)
     run = prepare_run(plan, envelope, auditor.trust, sites)
-    seed, once_more = run.plan.training.seed, RunWatch()
-    made = rerun(run, auditor, seed=seed, updates=rounds, block=block, observer=watch, envelope=envelope)
-    if audited is not None:
-        rerun(run, auditor, seed=seed, updates=min(_AGAIN, rounds), block=block, observer=once_more, envelope=envelope)
-    return Rehearsal(
-        document=document,
-        algorithm=run.algorithm,
-        model=run.model,
-        silos=run.silos,
-        sampling=run.sampling,
-        steps=len(watch.states),
-        charged=made.charged,
-        published_rounds=len({key.round for key in made.evidence.transcript.keys}),
+    block = max(1, min(_BLOCK, min(rounds, run.updates) // 2))
+    secrets = (hashlib.sha256(envelope).digest(), hashlib.sha256(envelope + b"later").digest())
+    made = rerun(
+        *(run, auditor),
+        seed=run.plan.training.seed,
+        updates=rounds,
         block=block,
+        observer=watch,
+        envelope=envelope,
+        key=RehearsalKey(secrets[0]),
+        interrupted=0 if audited is None else min(rounds, run.updates) // 2 // block * block,
+    )
+    visits = () if audited is None else _later_rounds(audited, rounds)
+    if visits:
+        seed, other = run.plan.training.seed + 1, RehearsalKey(secrets[1])
+        rerun(run, auditor, seed=seed, block=_BLOCK, observer=later, visits=visits, key=other)
+    return Rehearsal(
+        run=run,
+        wanted=min(rounds, run.updates),
+        made=made,
+        block=block,
+        secrets=secrets,
         states=tuple(watch.states),
         sendings=watch.numbered(),
-        later=() if audited is None else _rehearse_later(run, auditor, audited, rounds),
-        again=once_more.numbered(),
+        publications=tuple(watch.publications),
+        later=tuple(later.publications),
         gate_alone={} if audited is None else publish_repeatedly(run, auditor, MESSAGES, _MOST_VALUES),
         answers_alone={} if audited is None else answer_repeatedly(run, auditor, ANSWERS),
     )
 
 
-def _rehearse_later(run: Run, auditor: AuditorsManifest, audited: RunEvidence, rehearsed: int) -> tuple[Sending, ...]:
-    """Rounds after the first `rehearsed` ones, evenly spread up to the last; parties answer and nothing is learned.
+def _later_rounds(audited: RunEvidence, rehearsed: int) -> tuple[RoundEvidence, ...]:
+    """Rounds after the first `rehearsed` ones, evenly spread up to the last.
 
     Not where rounds are mixed with those before them: a round alone is not a round of such a run.
     """
-    if any(isinstance(one, GaussianNoise) and one.bands > 1 for one in run.document.releases):
+    if any(isinstance(one, GaussianNoise) and one.bands > 1 for one in audited.document.releases):
         return ()
     steps = [step for step in audited.seen if step >= rehearsed]
     number = min(len(steps), SPREAD_ROUNDS, rehearsed)
     if number == 0:
         return ()
     chosen = {steps[place] for place in np.linspace(0, len(steps) - 1, number).astype(int).tolist()}
-    visits = [one for one in audited.rounds() if one.step in chosen]
-    watch = RunWatch()
-    rerun(run, auditor, seed=run.plan.training.seed + 1, block=_BLOCK, observer=watch, visits=visits)
-    return watch.numbered()
+    return tuple(one for one in audited.rounds() if one.step in chosen)

@@ -6,6 +6,7 @@ Apart from the noise on purpose: batches are drawn by the engine, noise by the g
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Protocol, final
 
 import numpy as np
@@ -34,12 +35,19 @@ class WordSource(Protocol):
 
 @final
 class SystemWords:
-    """Every word straight from the operating system's generator: nothing to keep secret, nothing to repeat."""
+    """Every word straight from the operating system's generator: nothing to keep secret, nothing to repeat.
+
+    `entropy` takes its place in a rehearsal, whose auditor knows it.
+    """
 
     label = "operating system"
 
+    def __init__(self, entropy: Callable[[int], bytes] | None = None) -> None:
+        self._entropy = entropy
+
     def words(self, number: int) -> Words:
-        return np.frombuffer(os.urandom(8 * count("number of words", number, least=0)), dtype=np.uint64)
+        size = 8 * count("number of words", number, least=0)
+        return np.frombuffer(os.urandom(size) if self._entropy is None else self._entropy(size), dtype=np.uint64)
 
 
 @final

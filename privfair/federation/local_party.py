@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Generic, TypeVar, final
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, final
 
 import torch
 from torch import Tensor
@@ -34,7 +34,7 @@ from privfair.batches.participation import (
     group_of_units,
     word_source,
 )
-from privfair.batches.randomness import Indexes, WordSource
+from privfair.batches.randomness import Indexes, SystemWords, WordSource
 from privfair.batches.record import BatchHeader, BatchRecord, BatchWriter
 from privfair.contribution import BoundedContribution, Published
 from privfair.federation.coordinator import (
@@ -52,6 +52,9 @@ from privfair.federation.coordinator import (
 from privfair.gate import LOG, Gate
 from privfair.ledger import DEFAULT_BLOCK, Claim
 from privfair.transcript import ValueSpec
+
+if TYPE_CHECKING:
+    from privfair.run.rehearsal import RehearsalKey
 
 State = TypeVar("State")
 
@@ -79,6 +82,8 @@ class PartySetup:
     """Whether the gate refuses what no correct clipping produces: for audits, and always where nothing is promised."""
     log: logging.Logger = LOG
     """Where the gate notes, for the silo alone, what it had to change."""
+    key: RehearsalKey | None = None
+    """An auditor's, whose words then take the place of the operating system's."""
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -427,6 +432,8 @@ def _open_batches(
 ) -> tuple[dict[str, PartyBatches], BatchWriter | None]:
     """Each party's batches, and the record they are written to."""
     sources = {name: word_source(setup.document, setup.seed, name, claim.session) for name in setup.names}
+    if setup.key is not None:
+        sources = {name: rehearsed(setup.key, one, name, claim.session) for name, one in sources.items()}
     if setup.algorithm.draws:
         return {s.name: DrawnParticipation(s, setup.algorithm, sources[s.name]) for s in setup.silos}, None
     units = {name: size for name, size in setup.units.items() if name not in setup.sensitive}
@@ -441,6 +448,12 @@ def _open_batches(
         for name in setup.sensitive
     }
     return {**holders, **asked}, writer
+
+
+def rehearsed(key: RehearsalKey, source: WordSource, party: str, session: int) -> WordSource:
+    """The auditor's words where the operating system's would be used; any other source stays, so that it shows."""
+    system = source.label == SystemWords.label
+    return SystemWords(key.source(f"batches of {party}, session {session}")) if system else source
 
 
 def _alone(setup: PartySetup, name: str, sources: Mapping[str, WordSource], writer: BatchWriter | None) -> PartyBatches:

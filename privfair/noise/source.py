@@ -144,6 +144,7 @@ _VALUES_AT_ONCE = 30_000
 """Noise for them is drawn in one batch of the sampler."""
 
 EXACT_LABEL = "exact-discrete aes-256-ctr os-keyed"
+REHEARSED_LABEL = "REHEARSAL exact-discrete aes-256-ctr auditor-keyed"
 
 
 class NoiseAdder(Protocol):
@@ -247,12 +248,11 @@ def randomized_response(categories: ArrayLike, law: ResponseLaw, stream: WordStr
 
 @final
 class ExactNoise:
-    """The default: exact discrete noise from a stream keyed by the operating system."""
+    """The default: exact discrete noise from a stream keyed by the operating system; in a rehearsal by its auditor."""
 
-    label = EXACT_LABEL
-
-    def __init__(self) -> None:
-        self._stream = SecureStream()
+    def __init__(self, entropy: Callable[[int], bytes] | None = None) -> None:
+        self.label = EXACT_LABEL if entropy is None else REHEARSED_LABEL
+        self._stream = SecureStream(entropy)
 
     def gaussian(self, values: ArrayLike, sigma: float | Fraction) -> Floats:
         """`values`, rounded toward zero onto a grid, plus exact discrete Gaussian noise of at least `sigma`.

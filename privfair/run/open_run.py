@@ -30,7 +30,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Protocol, Self, TypeVar, final
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar, final
 
 from calibrate.errors import GateRefused, PrivfairError, Refused
 from calibrate.manifest.mechanism import NoiseSource, NoPrivacyPromised
@@ -67,6 +67,9 @@ from privfair.run.record import (
     append_session,
 )
 from privfair.transcript import Ending, Transcript, ValueSpec
+
+if TYPE_CHECKING:
+    from privfair.run.rehearsal import RehearsalKey
 
 State = TypeVar("State")
 _CLAIM_UNCERTAIN = (Unavailable, RolledBack)
@@ -120,6 +123,7 @@ class OpenRun:
         self._rules = rules
         self._claim: Claim | None = None
         self._all_charged = False
+        self._apart = False
         self._gate: StepGate | None = None
         self._batches: BatchWriter | None = None
         self._noted = False
@@ -179,7 +183,16 @@ class OpenRun:
     def apart(cls, budget: VerifiedManifest, place: Path) -> Iterator[OpenRun]:
         """A run that touches no one's ledger: an auditor's or an experiment's, with a new ledger in a new folder."""
         with Ledger.create(place / "ledger.db") as ledger, cls(budget, ledger, RunFolder(place)).begin() as spending:
+            spending._apart = True
             yield spending
+
+    def interrupted(self) -> OpenRun:
+        """The next session of a run apart, as after a crash: files are closed, and the claim is taken up again."""
+        self.gate.flush()
+        self.close()
+        following = OpenRun(self.budget, self.ledger, self.folder).resume()
+        following._apart = self._apart
+        return following
 
     @property
     def terms(self) -> ManifestTerms:
@@ -206,8 +219,11 @@ class OpenRun:
         block: int = DEFAULT_BLOCK,
         strict: bool = False,
         log: logging.Logger = LOG,
+        key: RehearsalKey | None = None,
     ) -> Gate:
         """The gate alone: it creates the transcript or resumes it, and asks no rules. `seed` is for research noise."""
+        if key is not None and not self._apart:
+            raise GateRefused("an auditor's key outside of a rehearsal would make noise that the auditor can subtract")
         if self._all_charged:
             raise GateRefused("a search publishes in its tries alone; call attempt")
         document = self.budget.document
@@ -222,6 +238,7 @@ class OpenRun:
             parties=parties,
             strict=strict or isinstance(document.guarantee, NoPrivacyPromised),
             log=log,
+            key=key,
         )
         self._open_files.callback(gate.close)
         return gate
@@ -238,7 +255,7 @@ class OpenRun:
         `on_round` takes the place of the note in sessions.jsonl, for a party that keeps its own log.
         """
         start = Position(setup.algorithm.start()) if position is None else position
-        gate = self.open_gate(setup.values, setup.names, setup.seed, setup.block, setup.strict, setup.log)
+        gate = self.open_gate(setup.values, setup.names, setup.seed, setup.block, setup.strict, setup.log, setup.key)
         noting = self._noting_session(start) if on_round is None else on_round
         local = LocalParties.behind(
             gate, setup, self.claim, self.folder.batches, start, noting, observer, allow_round=self._require_round

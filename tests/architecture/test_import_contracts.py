@@ -19,6 +19,7 @@ PLANTED = {
     "audits test the engine, and know no front end": ("audit/verdict.py", "import privfair.cli"),
     "nothing but the entry point knows the command line": ("privfair/integrations/mlflow.py", "import privfair.cli"),
     "only the gate draws noise": ("privfair/fairness/measurement.py", "import privfair.noise"),
+    "only the audit's reruns hold a key": ("privfair/training.py", "import privfair.run.rehearsal"),
     "the coordinator sees no record": ("privfair/federation/coordinator.py", "import privfair.data.dataset"),
     "algorithms do not import one another": ("privfair/algorithms/fpfl.py", "import privfair.algorithms.steffle"),
     "baselines do not import one another": (

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
-import torch
 
-from audit.probes.batches import _joined_units
-from audit.probes.fresh_noise import _answers_alone, _of_published, _responses, _truth, _variances
+from audit.probes.fresh_noise import _answers_alone, _of_published, _truth, _variances
 from audit.report.results import CheckOutcome
 from audit.runs.noise import Residuals, grid_step, judge_residuals, off_grid
-from audit.runs.rerun import Sending
 from calibrate.manifest.mechanism import GaussianNoise, NoiseSampler, RandomizedCategory
 from privfair.noise import ExactNoise
 from tests.planted_bugs.fixed_randomness import fixed_randomness
@@ -184,16 +179,6 @@ def test_answers_that_lie_as_often_as_signed_and_otherwise_than_signed_are_seen(
     assert (_answers_alone(value, silos, 1e-6).outcome is CheckOutcome.FAILED) is (kind != "true")
 
 
-def test_units_that_take_part_together_are_seen() -> None:
-    random = np.random.default_rng(20)
-    members = (random.random((1500, 120)) < 0.2).astype(np.float32)
-    assert _joined_units(members, 0.2, 1e-6) is None
-    members[:, 60] = members[:, 7]
-    fault = _joined_units(members, 0.2, 1e-6)
-    assert fault is not None
-    assert fault.startswith("units 7 and 60 take part together")
-
-
 @pytest.mark.parametrize("limit", [3.0, 3.5])
 def test_noise_that_is_cut_off_far_out_is_seen_in_the_gate_alone(limit: float) -> None:
     """Its variance is 0.6% short, which the number of values does not show; a value beyond the cut would be sure."""
@@ -209,9 +194,7 @@ def test_untrue_answers_that_are_not_any_other_alike_are_seen() -> None:
     truth = random.integers(0, 3, 3000)
     lied = random.random(3000) > _truth(value)
     for shift, seen in ((random.integers(1, 3, 3000), False), (1, True)):
-        one = Sending(0, "north", torch.arange(3000), 0, {"s": truth}, {"s": (truth + lied * shift) % 3})
-        document = SimpleNamespace(releases=(value,))
-        (check,) = _responses(SimpleNamespace(document=document, sendings=(one,)), 1e-6)  # type: ignore[arg-type]
+        check = _answers_alone(value, [((truth + lied * shift) % 3.0, truth.astype(float))], 1e-6)
         assert (check.outcome is CheckOutcome.FAILED) is seen
 
 

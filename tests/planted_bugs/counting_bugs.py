@@ -140,7 +140,7 @@ def _one_allocation() -> AbstractContextManager[Any]:
 
 def _groups_by_position() -> AbstractContextManager[Any]:
     """The cycle's groups are dealt in the order of the file: one record fewer, and all later ones change theirs."""
-    modules = ("privfair.federation.local_party", "audit.runs.evidence", "audit.probes.batches")
+    modules = ("privfair.federation.local_party", "audit.runs.evidence", "audit.probes.known_key")
     return together(
         *(patch(f"{name}.group_of_units", lambda silo, groups: np.arange(len(silo)) % groups) for name in modules)
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from itertools import count
 from unittest.mock import patch
 
@@ -25,6 +26,10 @@ class FixedWords:
         return self._generator.integers(0, 2**64, size=number, dtype=np.uint64)
 
 
+def _fixed_words(seed: int, sources: Iterator[int]) -> FixedWords:
+    return FixedWords(seed * 10_007 + next(sources))
+
+
 @contextmanager
 def fixed_randomness(seed: int) -> Iterator[None]:
     """The operating system's entropy is replaced by a counter's digests; everything built on it stays as it is."""
@@ -35,6 +40,6 @@ def fixed_randomness(seed: int) -> Iterator[None]:
 
     with ExitStack() as stack:
         stack.enter_context(patch("privfair.noise.lattice_sampler._system_entropy", entropy))
-        for module in ("privfair.batches.participation", "audit.probes.batches"):
-            stack.enter_context(patch(f"{module}.SystemWords", lambda: FixedWords(seed * 10_007 + next(sources))))
+        words = partial(_fixed_words, seed, sources)
+        stack.enter_context(patch("privfair.batches.participation.SystemWords", words))
         yield
