@@ -99,7 +99,7 @@ def _noise_of(rehearsal: Rehearsal, secret: bytes, publications: Sequence[Public
 
 
 def _mixture(strategy: tuple[float, ...], earlier: list[tuple[int, Floats]]) -> Floats:
-    """c_0 of the last message, c_1 of the one before, and so on, as far as rounds follow each other."""
+    """c_0 of the last message, c_1 of the one before, and so on, while rounds follow each other."""
     last, newest = earlier[-1]
     total = RunningTotal(np.zeros(newest.shape))
     for back, weight in enumerate(strategy[1:], start=1):

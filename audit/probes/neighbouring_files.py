@@ -76,7 +76,7 @@ def check_files(evidence: RunEvidence, setting: ProbeSetting) -> tuple[Check, ..
     ratio = f"{share:.4f} of the signed bound at most, over {seen.tried} neighbours of the files{seen.where}"
     found, rows = sum(one.total() for one in base.units.values()), sum(len(table) - 1 for table in tables)
     if setting.unit.protected is not Protected.USER and found > rows:
-        return (passed_if(Layer.PROBE, _NAME, False, f"{found} records are made of {rows} rows"),)
+        return (passed_if(Layer.PROBE, _NAME, False, f"{found} records come from {rows} rows"),)
     return (
         passed_if(Layer.PROBE, _NAME, seen.units <= most, units),
         passed_if(Layer.PROBE, "from file to message", share <= 1 + ROUNDING, ratio),

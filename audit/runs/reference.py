@@ -36,7 +36,8 @@ from calibrate.sampling import (
 )
 
 Words = NDArray[np.uint64]
-_KEY, _AT_ONCE, _PROPOSALS, _SLOTS = 32, 1 << 20, 1 << 15, 1 << 16
+_KEY, _AT_ONCE, _VALUES, _PROPOSALS, _SLOTS = 32, 1 << 20, 30_000, 1 << 15, 1 << 16
+"""Bytes of a key, bytes per key, values and proposals at a time, and slots, as the engine has them: a test compares."""
 _BAND = 2.0**-40
 _MOST_STEPS = float(1 << 53)
 
@@ -70,8 +71,10 @@ def noisy(declared: GaussianNoise | LaplaceNoise, values: Floats, stream: KnownS
     gaussian, size = isinstance(declared, GaussianNoise), values.size
     step, scale = _grid(declared, size)
     steps = (np.asarray(values, dtype=np.float64) / float(step)).astype(np.int64)
-    drawn = _drawn(scale, size, stream, gaussian=gaussian).reshape(values.shape)
-    return np.asarray(np.clip(steps + drawn, -_MOST_STEPS, _MOST_STEPS) * float(step))
+    parts = [min(_VALUES, size - start) for start in range(0, size, _VALUES)]
+    drawn = [_drawn(scale, part, stream, gaussian=gaussian) for part in parts]
+    noise = np.concatenate(drawn).reshape(values.shape) if drawn else np.zeros_like(steps)
+    return np.asarray(np.clip(steps + noise, -_MOST_STEPS, _MOST_STEPS) * float(step))
 
 
 @lru_cache(maxsize=256)
