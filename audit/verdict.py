@@ -1,6 +1,7 @@
-"""What an audit concludes: consistent, violated or inconclusive; without a promise, whether a leak was found.
+"""What an audit concludes: consistent, violated or inconclusive; without a guarantee, whether a leak was found.
 
-Never "passed" because the attack was weak. The promise is the manifest's own, with its trade-off curve, or a paper's.
+Never "passed" because the attack was weak. The guarantee is the manifest's, with its trade-off curve, or a paper's.
+The reason is sentences: the result, its evidence, the detection limit, and what to do next; no full stop at the end.
 """
 
 from __future__ import annotations
@@ -36,11 +37,12 @@ from calibrate.privacy_unit import EpsilonDelta
 Checks = tuple[Check, ...]
 Attacks = tuple[Attack, ...]
 _LUCK = 0.05
-_WITHOUT_NOISE = "; missing noise would have been noticed, too little of it perhaps not"
+_WITHOUT_NOISE = ". Detection limit: missing noise would have been detected, slightly too little noise might not"
+_MORE_EFFORT = "audit with more --reruns or --seconds"
 
 
 def on_trial(document: BudgetDocument) -> Promise | None:
-    """The promise to be refuted: the manifest's own, or the paper's claim it quotes."""
+    """The guarantee that is tested: the manifest's, or the paper's claim that it quotes."""
     guarantee = document.guarantee
     match guarantee:
         case PrivateGuarantee():
@@ -105,7 +107,8 @@ def judge(promise: Promise | None, checks: Checks, attacks: Attacks, confidence:
             _support(attacks, kept) + (_smallest_breach(power) or _WITHOUT_NOISE) + _floor(checks),
         )
     else:
-        conclusion, why = Conclusion.INCONCLUSIVE, _doubt(promise, attacks, power) + _smallest_breach(power)
+        why, next_step = _weakness(promise, attacks, power)
+        conclusion, why = Conclusion.INCONCLUSIVE, f"{why}{_smallest_breach(power)}. Next: {next_step}"
     return AuditReport(
         verdict=conclusion,
         why=why + kept,
@@ -131,27 +134,27 @@ def _refutation(
     """What contradicts the promise: a failed check, a bound above it, or a refuted curve; None if nothing does."""
     failed = [f"{check.name}: {check.finding}" for check in checks if check.outcome is CheckOutcome.FAILED]
     if failed:
-        return "; ".join(failed)
+        return ". ".join(failed)
     if promise is not None and lower is not None and lower > promise.epsilon:
         return (
-            f"the observer's guesses show epsilon of at least {lower:.3f} with {100 * confidence:g}% confidence, "
-            f"and {promise.epsilon:g} is {promise.source}"
+            f"the attack's correct guesses prove epsilon of at least {lower:.3f} ({100 * confidence:g}% confidence), "
+            f"above the {promise.epsilon:g} {promise.source}"
         )
     refuting = [(one.curve.p_value, one.name) for one in attacks if one.curve is not None and one.curve.refuted]
     if refuting:
         p_value, name = min(refuting)
         return (
-            f"{name}: a run with the signed noise would betray as much with probability at most {p_value:.2g}, "
-            "so the run has less noise, or publishes more, than the manifest prices"
+            f"{name}: a run with the signed noise would reveal as much with probability at most {p_value:.2g}, "
+            "so the run has less noise, or publishes more, than was signed"
         )
     return None
 
 
 def _is_powerful(promise: Promise | None, checks: Checks, attacks: Attacks, power: AuditPower | None) -> bool:
-    """An attack with power, or noise measured directly, all of it (`audit.runs.noise.all_measured`); and no doubt left.
+    """An attack with power, or noise measured directly, all of it (`audit.runs.noise.all_measured`).
 
     Where noise is measured at all, a promise priced with it also needs an even chance that the stated breaches would
-    have been noticed by some layer. An attack that is as right as without noise overrides whatever was measured.
+    have been detected by some layer. An attack that is as right as without noise overrides whatever was measured.
 
     A question of that layer that could not be answered leaves it silent. That the signed noise is there speaks for
     a promise only if the promise was priced with that noise. Power is against noise that is missing; where the
@@ -170,7 +173,7 @@ def _is_powerful(promise: Promise | None, checks: Checks, attacks: Attacks, powe
 def _other_code(checks: Checks) -> str | None:
     """That the code which trained is known and is not the code that was rehearsed; None otherwise."""
     found = [check.finding for check in checks if check.name == OTHER_CODE and check.outcome is not CheckOutcome.PASSED]
-    return f"no check failed, but {found[0]}; audit again with the code that trained" if found else None
+    return f"no check failed, but {found[0]}. Next: audit again with the code that trained" if found else None
 
 
 def _is_contested(promise: Promise | None) -> bool:
@@ -180,7 +183,7 @@ def _is_contested(promise: Promise | None) -> bool:
 def _power(checks: Checks, attacks: Attacks) -> AuditPower | None:
     """Of all layers together, from the power that each of them computed; None where none did.
 
-    The run, its rehearsal and the gate alone draw noise of their own, so their chances of silence multiply; attacks
+    The run, its rehearsal and the gate alone draw separate noise, so their chances of silence multiply; attacks
     share their reruns, so the best one counts, and only where all noise is missing. The share with an even chance is
     that of the best layer, which is a lower bound.
     """
@@ -200,14 +203,16 @@ def _power(checks: Checks, attacks: Attacks) -> AuditPower | None:
     return AuditPower(noise=noise, bound=min(bounds, key=lambda one: one.power, default=None))
 
 
-def _unnoticed(power: AuditPower | None) -> str | None:
-    """Which of the stated breaches would hardly have been noticed; None if both would have been, where asked."""
+def _unnoticed(power: AuditPower | None) -> tuple[str, str] | None:
+    """A stated breach with less than an even chance of detection, and what to do next; None if each had that chance."""
     if power is not None and power.noise is not None and power.noise.noticed < STATED_BREACH:
-        return f"noise x {STATED_BREACH:g} would hardly have been noticed"
+        share = f"{100 * STATED_BREACH:g}% of the signed level"
+        return f"noise at {share} had less than an even chance of being detected", _MORE_EFFORT
     if power is not None and power.bound is not None and power.bound.power < CONCLUSIVE:
+        excess = f"{100 * STATED_EXCESS:g}% beyond its bound"
         return (
-            f"a unit that goes {100 * STATED_EXCESS:g}% beyond its bound would hardly have been noticed "
-            "(--budget-seconds 600 tries more units)"
+            f"a unit {excess} had less than an even chance of being detected",
+            "audit with --seconds 600, which tests more units",
         )
     return None
 
@@ -217,50 +222,57 @@ def _smallest_breach(power: AuditPower | None) -> str:
     text = ""
     if power is not None and power.noise is not None:
         share = math.floor(100 * power.noise.noticed) / 100
-        text += f"; it would have noticed noise x {share:.2f}, not x {share + 0.01:.2f}"
+        below = round(100 * (1 - share))
+        text += f". Detection limit: noise {below}% below the signed level would have been detected"
+        text += f", {below - 1}% would not" if below > 1 else ""
     if power is not None and power.bound is not None:
         chance = math.floor(100 * power.bound.power) / 100
-        tried = f"{power.bound.tried} of {power.bound.units} were tried"
-        text += f"; a unit beyond its bound by half: noticed with probability {chance:.2f} ({tried})"
+        tried = f"{power.bound.tried} of {power.bound.units} units were tested"
+        text += f". One unit that exceeds its bound by half would be detected with probability {chance:.2f} ({tried})"
     return text
 
 
 def _floor(checks: Checks) -> str:
-    """Where batches are secret: how little noise would have shown in the run itself; the rest is said of its code."""
-    return "".join(f"; of the run's own noise: {check.finding}" for check in checks if check.name == FLOOR)
+    """Where batches are secret: how little noise would have been detected in the run itself, not in a rehearsal."""
+    return "".join(f". Noise of this run itself: {check.finding}" for check in checks if check.name == FLOOR)
 
 
 def _support(attacks: Attacks, kept: str) -> str:
     if any(attack.power >= CONCLUSIVE for attack in attacks):
-        return "no check failed, and an attack that could have refuted the promise did not"
+        return "no check failed, and an attack that could have refuted the guarantee did not"
     seen = "values that are kept" if kept else "published values"
     return f"no check failed, and the {seen} were measured to carry all of the signed noise"
 
 
-def _doubt(promise: Promise | None, attacks: Attacks, power: AuditPower | None) -> str:
+def _weakness(promise: Promise | None, attacks: Attacks, power: AuditPower | None) -> tuple[str, str]:
+    """Why nothing was refuted and nothing confirmed, and what to do next."""
     sure = [attack.name for attack in attacks if attack.at_ceiling]
     if sure:
         why = f"no check failed, but this attack is as right as without any noise: {sure[0]}"
-        return f"{why}; audit with more --reruns or --budget-seconds"
+        return why, _MORE_EFFORT
     if _is_contested(promise):
-        return (
-            "nothing refutes the claim, but the certified cost of the signed noise is above it, and an attack that "
-            "would have noticed missing noise says nothing about noise that is there and too small"
+        why = (
+            "nothing refutes the claim, but the certified cost of the signed noise is above it. An attack that would "
+            "have detected missing noise shows nothing about noise that is there and too small"
         )
+        return why, "sign a budget whose certified cost is at most the claim"
     breach = _unnoticed(power)
     if breach is not None:
-        return f"no check failed, but {breach}"
-    return "no check failed, but no attack had an even chance of refuting the promise"
+        return f"no check failed, but {breach[0]}", breach[1]
+    return "no check failed, but no attack had an even chance of refuting the guarantee", _MORE_EFFORT
 
 
 def _without_promise(attacks: Attacks, lower: float, confidence: float) -> tuple[Conclusion, str]:
-    """What is proved where nothing was promised that could be refuted."""
+    """What is proved where no guarantee was given that could be refuted."""
     if lower > 0:
         why = f"no epsilon below {lower:.3f} is true, with {100 * confidence:g}% confidence"
         return Conclusion.LEAKS, why
     if any(attack.power >= CONCLUSIVE for attack in attacks):
         return (
             Conclusion.NO_LEAK_FOUND,
-            "no epsilon is refuted, and an attack that finds unprotected models found nothing",
+            "no epsilon is refuted, and an attack that detects unprotected models found nothing",
         )
-    return Conclusion.NO_LEAK_FOUND, "no epsilon is refuted, but these attacks would hardly have found a leak"
+    return (
+        Conclusion.NO_LEAK_FOUND,
+        "no epsilon is refuted, but these attacks had less than an even chance of finding a leak",
+    )

@@ -1,18 +1,18 @@
-"""What (epsilon, delta) means to a person: how often an observer guesses right, and what it can come to believe.
+"""What (epsilon, delta) means to a person: how often an attacker guesses correctly, and what it can come to believe.
 
-An observer who knows everything but one unit's data and sees all that is published decides between two data sets that
+An attacker who knows all data but one unit's and sees every published value decides between two data sets that
 differ in that unit. With false alarms of probability a and misses of probability b, (epsilon, delta)-privacy says
 exactly (Wasserman and Zhou 2010; Kairouz, Oh and Viswanath 2015)
 
     a + e^epsilon b >= 1 - delta    and    e^epsilon a + b >= 1 - delta.                                    (1)
 
-What the observer comes to believe is the prior odds times the likelihood ratio e^L of what was seen. The promise does
+What the attacker comes to believe is the prior odds times the likelihood ratio e^L of what was seen. The guarantee does
 not say that L exceeds epsilon with probability at most delta (for Gaussian noise it does so more often). But under the
 likelier data set delta >= E (1 - e^(epsilon - L))_+ >= (1 - 1/g) P(e^L >= g e^epsilon) for every g > 1, so that
 
     P(the odds grow by g e^epsilon or more) <= delta / (1 - 1/g),    here 10 delta with g = 10/9.            (2)
 
-Everything here follows from (1) and (2) and is rounded toward the observer.
+Everything here follows from (1) and (2) and is rounded in the attacker's favour.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ from calibrate.privacy_unit import EpsilonDelta, PrivacyUnit, Protected
 
 _OUTWARD = 1 + 1e-12
 RISK = 10.0
-"""What is said about beliefs fails with at most this many times delta (2)."""
+"""A bound on beliefs fails with at most this many times delta (2)."""
 _LARGEST_EPSILON = 500.0
-"""A promise to a group beyond this is none."""
+"""A guarantee for a group beyond this is none."""
 
 
 @dataclass(frozen=True)
 class Meaning:
-    """A promise in other words.
+    """What a guarantee lets an attacker guess and believe.
 
-    Guarantee: for the unit and relation of the promise, whatever else the observer knows about the other units.
+    Guarantee: for the unit and relation of the promise, whatever else the attacker knows about the other units.
     """
 
     promise: EpsilonDelta
 
     @property
     def right_guesses(self) -> float:
-        """The largest chance to tell which of two equally likely data sets was used: (e^eps + delta)/(e^eps + 1)."""
+        """The largest chance to guess which of two equally likely data sets was used: (e^eps + delta)/(e^eps + 1)."""
         epsilon, delta = self.promise.epsilon, self.promise.delta
         return min(1.0, (1 + delta * math.exp(-epsilon)) / (1 + math.exp(-epsilon)) * _OUTWARD)
 
@@ -91,15 +91,15 @@ class Meaning:
         }
 
     def sentences(self, whom: str) -> tuple[str, ...]:
-        """The promise in plain words; `whom` names the unit, such as "one record"."""
-        coin, rare = percent(self.right_guesses), percent(self.posterior(0.01))
+        """The guarantee as sentences; `whom` names the unit, such as "one record"."""
+        right, rare = percent(self.right_guesses), percent(self.posterior(0.01))
         guess = (
-            f"An observer who sees everything that is published and knows all other data, and has to say which of two "
-            f"equally likely versions of {whom} was used, is right at most {coin} of the time (50% is a coin)."
+            f"An attacker who sees every published value and knows all other data guesses which of two equally likely "
+            f"versions of {whom} was used correctly at most {right} of the time (random guessing: 50%)."
         )
         belief = (
-            f"A guess about {whom} that was 1% likely before becomes at most {rare} likely after all that is "
-            f"published, except with probability {min(1.0, RISK * self.promise.delta):g}."
+            f"To this attacker a fact about {whom} that was 1% likely before is at most {rare} likely afterwards, "
+            f"except with probability {min(1.0, RISK * self.promise.delta):g}."
         )
         return guess, belief
 
@@ -115,25 +115,24 @@ class Meaning:
 
 _SECRET = {
     Protected.ATTRIBUTE: "the sensitive attribute of each record",
-    Protected.RECORD: "whether any one record is in the files, and all it says",
-    Protected.USER: "whether any one person is in the files, with all their records",
+    Protected.RECORD: "one record: whether it is in the files, and all its values",
+    Protected.USER: "one person: whether they are in the files, and all their records",
 }
 _OPEN = {
-    Protected.ATTRIBUTE: "every other column and the outcome (they can be read off what is sent), and the records kept "
-    "for measuring",
-    Protected.RECORD: "what is true of people in general, a person with several records, and the records kept for "
-    "measuring",
-    Protected.USER: "what is true of people in general, the records kept for measuring, and users from the party that "
-    "collects their data",
+    Protected.ATTRIBUTE: "every other column and the outcome (they can be inferred from what a site sends), and the "
+    "held-out records",
+    Protected.RECORD: "facts about the population, a person with several records, and the held-out records",
+    Protected.USER: "facts about the population, the held-out records, and each person from the party that collects "
+    "their data",
 }
 
 
 @dataclass(frozen=True)
 class Protection:
-    """The first lines of everything that is said about a promise, in an officer's words.
+    """Who is protected by a guarantee and who is not: the first lines of reports, requests and commands.
 
-    `promise` is None where nobody is protected. Guarantee: none of its own; it words the promise that is handed in,
-    rounded toward the observer.
+    `promise` is None where no one is protected. Guarantee: the share of correct guesses is that of `promise`, rounded
+    in the attacker's favour.
     """
 
     unit: PrivacyUnit
@@ -143,16 +142,16 @@ class Protection:
     def protected(self) -> str:
         """Who is protected, and how well."""
         if self.promise is None:
-            return "nobody; no privacy is promised"
+            return "no one; no privacy is guaranteed"
         right = percent(Meaning(self.promise).right_guesses)
         return (
-            f"{_SECRET[self.unit.protected]}; whoever sees all that is published and knows everything else "
-            f"is right about it at most {right} of the time (a coin: 50%)"
+            f"{_SECRET[self.unit.protected]}. An attacker who sees every published value and knows all other data "
+            f"guesses it correctly at most {right} of the time (random guessing: 50%, two equally likely values)"
         )
 
     @property
     def not_protected(self) -> str:
-        """What nobody should take for protected."""
+        """What is not covered by the guarantee."""
         return "everything in the files" if self.promise is None else _OPEN[self.unit.protected]
 
     def lines(self) -> tuple[str, str]:
@@ -164,6 +163,6 @@ class Protection:
 
 
 def percent(share: float) -> str:
-    """Rounded up, so that no observer is made to look weaker than the promise allows."""
+    """Rounded up, so that no attacker looks weaker than the guarantee allows."""
     percent = math.ceil(share * 1000) / 10
     return f"{percent:.1f}%" if percent < 100 or share >= 1 else "nearly 100%"

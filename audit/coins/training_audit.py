@@ -44,7 +44,7 @@ Progress = Callable[[int, int], None]
 _SHARES = (0.02, 0.05, 0.1, 0.25, 0.6)
 """Of all guesses, strongest first: how many count. Declared here, before any coin is flipped."""
 _FEWEST = 12
-_SEEDED = "two runs on the same data show the very same, so the training draws no noise, or seeds its noise itself"
+_SEEDED = "Two runs on the same data are identical, so the training draws no noise, or seeds its noise itself"
 _LEAST_TO_LEARN, _MOST_LESSONS = 8, 16
 """From so many runs on, half of them, up to this number, teach how canaries look in and out, and are not counted."""
 
@@ -192,7 +192,7 @@ def audit_training(
     if _repeats_itself(case, executor, store, seen):
         kept = report.verdict is not Conclusion.CONSISTENT
         verdict = report.verdict if kept else Conclusion.INCONCLUSIVE
-        report = report.model_copy(update={"verdict": verdict, "why": f"{report.why}; {_SEEDED}"})
+        report = report.model_copy(update={"verdict": verdict, "why": f"{report.why}. {_SEEDED}"})
     return report
 
 

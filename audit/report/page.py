@@ -41,13 +41,13 @@ from privfair.run.folder import RunFolder
 from privfair.run.record import PartiesReceipts, Receipts
 
 _MEANING = {
-    Conclusion.CONSISTENT: "The audit found nothing against the promise, and would have noticed a breach.",
-    Conclusion.VIOLATED: "The evidence contradicts the promise. Do not rely on it.",
-    Conclusion.INCONCLUSIVE: "The audit found nothing against the promise, but would hardly have noticed a breach.",
-    Conclusion.LEAKS: "Members of the training data can be told from others. No privacy was promised.",
-    Conclusion.NO_LEAK_FOUND: "These attacks did not tell members of the training data from others.",
+    Conclusion.CONSISTENT: "The audit found nothing against the guarantee, and would have detected a breach.",
+    Conclusion.VIOLATED: "The evidence contradicts the guarantee. Do not rely on it.",
+    Conclusion.INCONCLUSIVE: "The audit found nothing against the guarantee, but was too weak to detect a breach.",
+    Conclusion.LEAKS: "Members of the training data can be distinguished from others. No privacy was guaranteed.",
+    Conclusion.NO_LEAK_FOUND: "These attacks did not distinguish members of the training data from others.",
 }
-_LAYERS = {"conformance": "papers", "L0": "probes (L0)", "L1": "noise (L1)", "L2": "attack (L2)"}
+_LAYERS = {"conformance": "documents", "L0": "probes (L0)", "L1": "noise (L1)", "L2": "attack (L2)"}
 
 
 @dataclass(frozen=True)
@@ -133,11 +133,11 @@ def _subject(content: ReportContent) -> str:
 
 
 def _odds(epsilon: float, delta: float) -> str:
-    """What an epsilon means to somebody who never heard of it: the best accuracy of a guess at even odds."""
+    """What an epsilon means: the best accuracy of an attacker's guess at even odds."""
     right = percent(Meaning(EpsilonDelta(epsilon, delta)).right_guesses)
     return (
-        "Somebody who knows everything else, and would otherwise have to toss a coin, can then be right about one "
-        f"protected fact at most {right} of the time."
+        "An attacker who sees every published value and knows all other data guesses one protected fact correctly at "
+        f"most {right} of the time (random guessing: 50%, two equally likely values)."
     )
 
 

@@ -81,13 +81,13 @@ def _unseen(evidence: RunEvidence) -> str:
         return ""
     seen, steps = len(evidence.seen), len(evidence.finished)
     return (
-        f"; the transcript keeps {seen} of {steps} steps in full and digests of the rest, whose noise can't be "
+        f". The transcript keeps {seen} of {steps} steps in full and digests of the rest, whose noise can't be "
         "measured any more: their bounds and grid were checked as they were published"
     )
 
 
 def _protection(evidence: RunEvidence) -> dict[str, object]:
-    """Who is protected, in an officer's words, and all that the manifest says is not."""
+    """Who is protected, and all that the manifest lists as not protected."""
     promise = evidence.promise
     finite = None if promise.epsilon is None else EpsilonDelta(promise.epsilon, promise.delta)
     words = Protection(promise.unit, finite)

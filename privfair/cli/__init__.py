@@ -129,7 +129,7 @@ class _LazyGroup(click.Group):
             raise click.exceptions.Exit(_leave_closed_pipe()) from None
 
     def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """One screen: no option but the global ones stands before a command."""
+        """One screen: only global options come before a command."""
         lines = [_HEAD]
         for section, commands in _SECTIONS.items():
             titles = [section, *[""] * (len(commands) - 1)]
@@ -173,7 +173,7 @@ with_global_options(cli)
 
 
 def main() -> None:
-    """Entry point: turns deliberate errors into one sentence and their exit code."""
+    """Entry point: turn deliberate errors into a message and their exit code."""
     VALUES_WANTED["now"] = False
     try:
         limit_threads(sys.argv[1:])
@@ -223,15 +223,15 @@ def _show_cell(error: Exception) -> None:
 
 
 def _code_of(stop: SystemExit) -> int | str | None:
-    """The exit code of a command; code of the user's own that ends the process in the middle has none to give."""
+    """The exit code of a command; user code that ends the process in the middle gives none."""
     frame, file = stop.__traceback__, ""
     while frame is not None:
         file, frame = frame.tb_frame.f_code.co_filename, frame.tb_next
     if any(Path(file).is_relative_to(ours) for ours in (_HERE, _HERE.parent / "audit", _CLICK)):
         return stop.code
     click.echo(
-        f"privfair: {file!a} ended the process (SystemExit: {stop.code!a}); code of one's own must not exit, "
-        "remove the call and run the command again (train goes on with --resume)",
+        f"privfair: {file!a} ended the process (SystemExit: {stop.code!a}); user code must not exit, "
+        "remove the call and run the command again (train resumes with --resume)",
         err=True,
     )
     return USAGE
@@ -272,7 +272,7 @@ def _report_missing(error: ModuleNotFoundError) -> int:
 
 
 def _report_fault(error: BaseException) -> int:
-    """One sentence on standard error, the details in a file that only its owner can read."""
+    """Write a message to standard error, and the details to a file that only its owner can read."""
     details = "".join(traceback.format_exception(error))
     try:
         with tempfile.NamedTemporaryFile(

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 _COMMANDS = {
     "run": ("audit", "run_command", "does a training run keep its privacy guarantee?"),
-    "model": ("audit_model", "model_command", "what does a model tell of the records that it was trained on?"),
+    "model": ("audit_model", "model_command", "what does a model reveal about its training records?"),
     "training": ("audit_model", "training_command", "does a training function keep its guarantee?"),
     "sensitivity": ("audit_sensitivity", "claim_command", "are neighbouring data sets further apart than claimed?"),
 }
@@ -209,7 +209,7 @@ def run_command(
     in_hand = InHand(plan_path, ledgers, files, sites, site_keys)
     options = AuditOptions(reruns, seed, confidence, budget_seconds)
     report = _judge_run(run, in_hand, trusted, options)
-    say("attribute inference: does the model tell more than imputation?")
+    say("attribute inference: does the model reveal more than imputation?")
     from privfair.cli.audit_judge import attribute_of_run  # loads the attacks
 
     inferred = attribute_of_run(infer, run, trusted, plan_path, seed, report.confidence)

@@ -241,7 +241,7 @@ def model_command(
     result: ResultFlags,
     **given: Any,
 ) -> None:
-    """Test what a model tells of the records that it was trained on.
+    """Test what a model reveals about its training records.
 
     FILE is a run folder, .onnx, or a trusted .pkl, .joblib or .pt file. Without a claim (--budget, --epsilon) the
     verdict is leaks or no-leak-found, with the largest epsilon that is refuted. Exit code 1 if a claim is refuted.

@@ -31,7 +31,7 @@ from privfair.plan.plan import Plan
 
 @click.command("sensitivity")
 @click.argument("what", metavar="ID|MODULE:FUNCTION", required=False)
-@click.option("--claim", type=float, help="Bound to test; needed for a function of your own.")
+@click.option("--claim", type=float, help="Bound to test; needed for your own function.")
 @click.option(
     "--relation",
     type=click.Choice(["add-remove", "replace-one", "replace-attribute"]),
@@ -51,7 +51,7 @@ def claim_command(
 ) -> None:
     """Search for neighbouring data sets further apart than claimed; exit code 1 if there are any.
 
-    Without an argument the claims known by id are listed. The parameters of your own function are named after the
+    Without an argument the claims known by id are listed. Your function's parameters are named after the
     columns and public values of its DOMAIN (audit.claims.claim).
 
     \b
@@ -90,9 +90,9 @@ sensitivity_command.add_command(claim_command, "check")
 
 
 def show_local_sensitivity(plan: Path, budget: Path | None, rounds: int, units: int) -> None:
-    """What the units of this very data set move, round by round, beside what the worst case would.
+    """What the units of this very data set move, round by round, and what the worst case would.
 
-    The plan is rehearsed for some rounds in a folder that is thrown away; nobody's budget is touched. The numbers never
+    The plan is rehearsed for some rounds in a temporary folder; no budget is spent. The numbers never
     lower the noise, and are not for publication: they are computed from private records.
     """
     document = _document(plan, budget)
@@ -115,7 +115,7 @@ def show_local_sensitivity(plan: Path, budget: Path | None, rounds: int, units: 
 
 
 def _document(plan: Path, budget: Path | None) -> BudgetDocument:
-    """The budget given, or one calibrated for the plan's target, which nobody signs."""
+    """The budget given, or an unsigned one calibrated for the plan's target."""
     if budget is not None:
         document = read_unverified(read_named(budget, "--budget")).document
         if isinstance(document.guarantee, NoPrivacyPromised):
@@ -150,7 +150,7 @@ def _check(entry: CataloguedClaim, search: Search) -> SearchResult:
 
 
 def _claim_of_id(id: str, claim: float | None, stated: dict[str, str | None]) -> CataloguedClaim:
-    """A claim of the catalogue, perhaps with another bound; what it is about is fixed."""
+    """A claim of the catalogue, with another bound if one is given; its function is fixed."""
     given = [name for name, value in stated.items() if value is not None]
     if given:
         raise InvalidInput(f"--{given[0]}", stated[given[0]], f"is fixed by {id}", "use it with module:function")
@@ -163,7 +163,7 @@ def _claim_of_id(id: str, claim: float | None, stated: dict[str, str | None]) ->
 def _claim_of_function(what: str, claim: float | None, stated: dict[str, str | None]) -> CataloguedClaim:
 
     if claim is None:
-        raise InvalidInput("--claim", None, "is needed for a function of your own", "state the bound to test")
+        raise InvalidInput("--claim", None, "is needed for your own function", "state the bound to test")
     domain = load_named(stated["domain"] or what.partition(":")[0] + ":DOMAIN")
     if not isinstance(domain, Domain):
         raise InvalidInput("--domain", stated["domain"], "is not a Domain", "name an audit.claims.claim.Domain")

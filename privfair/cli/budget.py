@@ -172,7 +172,7 @@ _key = configured(
 def sign_command(
     file: Path, key_path: Path, out: Path | None, since: Path | None, decline: str | None, ledger: str | None, yes: bool
 ) -> None:
-    """Show FILE in plain words and sign it, or decline it with a reason.
+    """Show what FILE guarantees and sign it, or decline it with a reason.
 
     FILE is a request, a PLAN (requested and signed in one go), or a budget that needs one more signature. The budget
     is drafted again from its plan and priced by two accountants on this machine: what differs from the draft is
@@ -281,7 +281,7 @@ def _show_document(document: BudgetDocument, since: Path | None, changed: list[s
 
 
 def changes_since(path: Path, document: BudgetDocument) -> list[str]:
-    """What is different in `document` from an earlier request or signed budget, one sentence each."""
+    """What is different in `document` from an earlier request or signed budget, one line each."""
     content = read_named(path, "--since")
     try:
         before = read_request(content).document
@@ -306,7 +306,7 @@ def _added_text(added: dict[str, object]) -> str:
 @budget_command.command("show")
 @click.argument("files", type=FILE, nargs=-1, metavar="FILE..")
 @configured_trust
-@click.option("--explain", is_flag=True, help="Say in plain words what the guarantee means.")
+@click.option("--explain", is_flag=True, help="Explain what the guarantee means.")
 @click.option(
     "--group", type=click.IntRange(min=1), metavar="K", help="Explain it for K units together, like a family."
 )

@@ -218,7 +218,7 @@ def _subcommand(algorithm: str, path: Path | None) -> click.Command:
         from privfair.algorithms.registry import recipe_named
 
         name = recipe_named(algorithm).name
-        flags, help, example = (), f"{name} protects nobody: there is no noise to find.", "privfair check plan.toml"
+        flags, help, example = (), f"{name} protects no one: there is no noise to compute.", "privfair check plan.toml"
 
     @click.command(algorithm, help=help, short_help=help.split(".")[0], epilog=f"\b\nExample:\n  {example}")
     @options(*_OPTIONS, *flags, *_SIGNING)
@@ -299,7 +299,7 @@ def _show_unpromised(document: BudgetDocument, out: Path | None) -> None:
 
 
 def _show_budget(budget: CertifiedBudget, explain: bool, plot: Path | None, out: Path | None = None) -> None:
-    """The calibrated noise, with what was asked for beside it."""
+    """The calibrated noise and what was asked for."""
     document = budget.to_json() | {
         "protected": Protection(budget.plan.unit, budget.target).protected,
         "not_protected": list(budget.plan.unprotected()),

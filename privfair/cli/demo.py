@@ -23,19 +23,6 @@ from privfair.plan.data import read_data_plan
 from privfair.run.record import RunRecord
 from privfair.training import TrainingResult
 
-# The plans `privfair demo` runs: real data, sized so that training and the audit take about a minute.
-
-_DATA = """
-[data]
-dataset = "credit-card"
-seed = 0
-at-least = 7000                 # training records that each silo has for sure, where records can be added
-
-[data.partition]
-kind = "equal"
-silos = 3
-"""
-
 CALIBRATIONS = (
     """steffle --epsilon 1 --delta 1e-5 --silo-size 7500 --batch-size 256 --rounds 1172 --minority-fraction 0.396
     --lipschitz 1 --w-radius 1 --explain""",
@@ -49,174 +36,12 @@ CALIBRATIONS = (
 )
 """One calibration per algorithm, shown before the run."""
 
-_STEFFLE = """algorithm = "steffle"
-
-[target]
-epsilon = 1.0
-delta = 1e-5
-
-[privacy]
-silo-size = 7500
-{privacy}minority-fraction = 0.39
-{data}
-[training]
-group-frequencies = [0.396, 0.604]      # public: men and women in the data's own documentation
-{training}"""
-
-PLANS = {
-    "steffle": "# SteFFLe on few full batches: what a silo sends protects one record's sensitive attribute.\n"
-    + _STEFFLE.format(
-        privacy='sampling = "full"\nrounds = 60\nlipschitz = 0.5\nw-radius = 0.5\n',
-        data=_DATA,
-        training="measure-every = 10\n",
-    ),
-    "pay-once": f"""# Pay once: randomised response on the attribute, then training for free.
-algorithm = "pay-once"
-
-[target]
-epsilon = 1.0
-delta = 1e-5
-
-[privacy]
-groups = 2
-rounds = 100
-{_DATA}
-[training]
-fairness = 20.0
-measure-every = 10
-""",
-    "fair-plugin": """# The fair plug-in on Adult: whole records are protected, and the rule keeps a gap of your choice.
-algorithm = "fair-plugin"
-
-[target]
-epsilon = 1.0
-delta = 1e-5
-
-[privacy]
-protect = "record"
-rounds = 100
-clip = 3.0
-group-clip = 2.0
-
-[data]
-dataset = "adult"
-scaling = "public-with-steps"
-seed = 0
-at-least = 11000                # training records that each silo has for sure: a public number
-
-[data.partition]
-kind = "equal"
-silos = 3
-
-[training]
-target-gap = 0.067
-measure-every = 20
-""",
-    "gaussian": f"""# DP-SGD in every silo: one record is protected.
-algorithm = "gaussian"
-
-[target]
-epsilon = 2.0
-delta = 1e-5
-
-[privacy]
-sampling-rate = 0.05
-rounds = 300
-clip = 1.0
-{_DATA}
-[training]
-learning-rate = 0.5
-measure-every = 10
-""",
-    "fedfdp": f"""# FedFDP: clients with a larger loss count more; gradient and loss of every record are protected.
-algorithm = "fedfdp"
-
-[target]
-epsilon = 2.0
-delta = 1e-5
-
-[privacy]
-sampling-rate = 0.05
-rounds = 200
-clip = 1.0
-loss-clip = 2.0
-loss-noise-ratio = 2.5
-{_DATA}
-[training]
-learning-rate = 0.5
-fairness = 0.5
-measure-every = 10
-""",
-    "fpfl": """# FPFL on Adult handed to users, two records each: all data of one user are protected.
-algorithm = "fpfl"
-
-[target]
-epsilon = 2.0
-delta = 6e-5
-
-[privacy]
-users = 16958
-cohort = 1000
-rounds = 100
-clip = 2.0
-sampling = "poisson"
-
-[data]
-dataset = "adult"
-seed = 0
-
-[data.users]
-kind = "poisson"
-users = 16958
-
-[training]
-learning-rate = 0.8
-notion = "false-negative-rate"
-damping = 1.0
-choice = "smoothed"
-smoothing = 0.03
-measure-every = 10
-""",
-    "mmd-fedavg": """# MMD-fair FedAvg on Adult with 200 clients: noisy predictions of both groups, noisy updates.
-algorithm = "mmd-fedavg"
-
-[target]
-epsilon = 3.0
-delta = 1e-5
-
-[privacy]
-group-size = 10000              # both groups have more records
-samples-per-group = 100
-rounds = 15
-users = 200
-cohort = 20
-update-clip = 0.3
-update-noise-ratio = 2.0
-histogram-noise-ratio = 20.0    # the groups' sizes are paid for once
-
-[data]
-dataset = "adult"
-seed = 0
-
-[data.partition]
-kind = "equal"
-silos = 200
-
-[training]
-criterion = "statistical-parity"
-fairness = 5.0
-kernel = "gaussian"
-kernel-width = 1.0
-local-rate = 2.0
-measure-every = 5
-""",
-}
-
-AS_PRINTED = "# SteFFLe with the settings and the noise of its paper.\n" + _STEFFLE.format(
-    privacy='batch-size = 256\nrounds = 1172\nlipschitz = 1.0\nw-radius = 1.0\nsampling = "shuffled"\n',
-    data=_DATA,
-    training='learning-rate = 0.25\nmomentum = 0.0\nw-step = 1e-5\nw-center = "origin"\nmeasure-every = 100\n',
-)
+PLANS = {path.stem: path.read_text("utf-8") for path in sorted(Path(__file__).with_name("plans").glob("*.toml"))}
+"""Plans on public data, sized so that training and the audit take about a minute, by algorithm."""
+AS_PRINTED = PLANS.pop("steffle-as-printed")
+"""SteFFLe with the settings and the noise of its paper."""
+_DATA = "\n[data]" + PLANS["gaussian"].partition("\n[data]")[2].partition("\n[training]")[0]
+"""The section on data that plans of Credit Card share."""
 
 ONE_PROCESS = "one-process"
 SITES = ("north", "south", "west")
@@ -228,7 +53,7 @@ SLOW_ENGINES = {
 
 
 def _write_sites(plan: str, folder: Path) -> dict[str, int]:
-    """The silos of a plan on a benchmark as files of their own, with test.csv for measuring; the sizes to be signed."""
+    """The silos of a plan on a benchmark as separate files, with test.csv for measuring; the sizes to be signed."""
     parsed = tomllib.loads(plan)
     unit = plan_from_mapping(parsed["algorithm"], parsed["privacy"]).unit
     data = load_training_data(read_data_plan(parsed["data"], folder), unit=unit)
@@ -439,7 +264,7 @@ class Demo:
 def demo_command(algorithm: str, engine: str, as_printed: bool, out: Path) -> None:
     """Calibrate, sign, train, and look at what came of it, on real data.
 
-    Each step is a privfair command; all of them stand in commands.sh, with what they printed in log.txt, so that
+    Each step is a privfair command; all of them are in commands.sh, with what they printed in log.txt, so that
     they can be repeated by hand. A used and a tampered budget are shown to be refused. Exit code 1 if the audit refutes
     the promise; with --as-printed that is what the demo is to show, and it ends with 0.
     """

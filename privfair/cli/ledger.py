@@ -163,7 +163,7 @@ def _manifest_text(one: ManifestStatus) -> str:
     if not claim.ledgers:
         lines.append("  signed for no ledger in particular: another ledger would take it too (`ledger publish` tells)")
     if not one.dataset_declared:
-        lines.append("  its data set was not declared: with another size it counts as another data set")
+        lines.append("  its data set was not declared: with another size it is treated as another data set")
     return "\n".join(lines)
 
 
@@ -327,8 +327,8 @@ def backup(location: str, out: Path) -> None:
 def restore(ctx: click.Context, backup: Path | None, location: str | None, head: str | None) -> None:
     """Make a ledger of a BACKUP, at a place that has none, and say what that costs.
 
-    Nothing is lost if the anchor file is still there and shows that the backup is complete. Otherwise no one knows
-    what was claimed afterwards: the ledger gets a new identity, open runs are over, and every budget counts as spent.
+    Nothing is lost if the anchor file is still there and shows that the backup is complete. Otherwise later claims are
+    unknown: the ledger gets a new identity, open runs end, and every budget is treated as spent.
 
     \b
     An existing ledger whose anchor file is lost gets a new one, given number
@@ -353,8 +353,8 @@ def restore(ctx: click.Context, backup: Path | None, location: str | None, head:
         click.echo(
             "Entries after the backup are lost, so:\n"
             f"- the ledger is now {found.ledger}; manifests signed for {before[:16]} are refused\n"
-            "- runs that were open can't go on; their rounds stay spent\n"
-            "- every budget counts as spent, because lost claims may have used it\n"
+            "- runs that were open can't be resumed; their rounds stay spent\n"
+            "- every budget is treated as spent, because lost claims may have used it\n"
             "Have new manifests signed for the new identity."
         )
     else:

@@ -49,7 +49,7 @@ A whole example. plan.toml (docs/training.md has every key):
   clip = 1.0
   [data]
   dataset = "credit-card"
-  at-least = 7000                    # records each silo has for sure: public
+  at-least = 7000                    # public lower bound on records per silo
   [data.partition]
   kind = "equal"
   silos = 3
@@ -74,11 +74,11 @@ Commands:
   privfair keys trust --key officer.pem --role privacy-officer --out trust.json
   privfair ledger init ledger.db
   privfair calibrate plan.toml --out budget.json --key officer.pem --ledger ledger.db
-  privfair train plan.toml --manifest budget.json --trust trust.json --ledger ledger.db --out run/
+  privfair train plan.toml --budget budget.json --trust trust.json --ledger ledger.db --out run/
   privfair predict run/ --input new.csv --out predictions.csv
 
 \b
-With files of your own, one for each silo, [data] and [data.partition] become
+With your own files, one for each silo, [data] and [data.partition] become
   [data]
   files = ["north.csv", "south.csv", "west.csv"]
   schema = "schema.toml"
@@ -103,7 +103,7 @@ and schema.toml says what the columns mean (docs/data.md):
 
 \b
 A name with spaces is quoted: [numeric."Age in years"].
-A manifest is used once. An interrupted run goes on with --resume.
+A manifest is used once. Continue an interrupted run with --resume.
 """
 
 
@@ -153,7 +153,7 @@ def train_command(
     The manifest must be signed for this very plan file and for data of this shape; each round is charged in the
     ledger before noise is drawn for it. Exit code 3: signature, trust, plan, data or ledger was refused.
 
-    With --sites the silos' records, ledgers and noise are in processes of their own (`privfair serve`), and this
+    With --sites the silos' records, ledgers and noise are in separate processes (`privfair serve`), and this
     one only asks them for published values; docs/how-to/federation.md.
     """
     rule = ThresholdRule(threshold, target_gap, target_rate)
@@ -187,7 +187,7 @@ def train_command(
             else:
                 result = train_with_guards(signed, guards_path, out, test_files, resume, show, steps_per_message)
     except KeyboardInterrupt:
-        click.echo(f"privfair: interrupted; the run in {out} goes on with the same command and --resume", err=True)
+        click.echo(f"privfair: interrupted; continue the run in {out} with the same command and --resume", err=True)
         sys.exit(130)
     answer = {**result.to_json()}
     answer["epsilon_spent"] = None if promise.nothing else prices.after(answer["rounds_charged"])
@@ -237,7 +237,7 @@ def _metrics_text(overall: Measured) -> str:
 
 
 def quality_lines(measured: Measured, warning: str | None, label: str = "this model") -> list[str]:
-    """The small table that stands beside every accuracy: what always answering the majority reaches, and a warning."""
+    """The table under every accuracy: what always answering the majority reaches, and a warning."""
     majority = measured["majority"]
     classes = max((len(group["selection_rates"]) for group in measured["groups"].values()), default=2)
     rows = [
@@ -334,7 +334,7 @@ The file needs the feature columns of the training files; class and sensitive at
     "--threshold",
     type=float,
     metavar="T",
-    help="Predict the positive class from this probability on; the run's own threshold unless given.",
+    help="Predict the positive class from this probability on [default: the run's].",
 )
 @configured_trust
 @click.option(
@@ -363,8 +363,8 @@ def predict_command(
     counts = Counter(found.predicted)
     warning = None
     if len(counts) == 1 and len(found.predicted) > 1:
-        alike = f"all {len(found.predicted)} records get {found.predicted[0]!r}"
-        warning = f"{alike}; privfair report RUN --format frontier shows other thresholds"
+        same = f"all {len(found.predicted)} records get {found.predicted[0]!r}"
+        warning = f"{same}; privfair report RUN --format frontier shows other thresholds"
     if asked().as_json:
         answer = {"predictions": str(out), "records": len(found.predicted), "classes": dict(counts)}
         remark = {} if found.remark is None else {"remark": found.remark}

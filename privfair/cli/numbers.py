@@ -184,7 +184,7 @@ _COLOURS = {"holds": "green", "fails": "red", "undecided": "yellow", "not applic
 @click.group("theorems", cls=Subcommands, invoke_without_command=True)
 @click.pass_context
 def theorems_command(ctx: click.Context) -> None:
-    """Judge the privacy claims of four papers, or of your own, by computation."""
+    """Check privacy claims, of four published methods or your own, by computation."""
     if ctx.invoked_subcommand is None:
         _list()
 
@@ -201,7 +201,7 @@ def list_command() -> None:
 def check_command(id: str, settings: tuple[str, ...]) -> None:
     """One claim at its paper's setting, changed where --set says so; -v adds source and parameters.
 
-    FILE.py is a Python file of your own that defines THEOREMS, a tuple of calibrate.theorems.theorem.Theorem; it is
+    FILE.py is your Python file that defines THEOREMS, a tuple of calibrate.theorems.theorem.Theorem; it is
     run, and all its claims are judged, each with the parameters of --set that it knows.
 
     \b

@@ -32,7 +32,7 @@ class Invocation:
 
 
 def asked() -> Invocation:
-    """What this invocation asks for; one command that runs another has answers of its own."""
+    """What this invocation asks for; a command that runs another has separate answers."""
     context = click.get_current_context(silent=True)
     return Invocation() if context is None else context.meta.setdefault(__name__, Invocation())
 
@@ -63,7 +63,7 @@ GLOBAL_OPTIONS = (
         *("--threads",),
         type=click.IntRange(1, 1024),
         callback=None,
-        help="Number of processor threads; one unless given, because more slow small models down.",
+        help="Number of processor threads [default: 1, the fastest for small models].",
     ),
     _global(
         "--show-values",
@@ -134,7 +134,7 @@ budget_option = click.option(
     required=True,
     help="The signed budget for this plan.",
 )
-resume_option = click.option("--resume", is_flag=True, help="Go on with the interrupted run in --out.")
+resume_option = click.option("--resume", is_flag=True, help="Resume the interrupted run in --out.")
 audit_option = click.option("--audit", "audit_path", type=FILE, help="JSON report that `privfair audit --out` wrote.")
 
 

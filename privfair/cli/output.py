@@ -50,7 +50,7 @@ def print_wrapped(*lines: str, indent: str = "  ") -> None:
 
 
 def wrap(line: str, indent: str = "  ") -> list[str]:
-    """One sentence as lines of at most 80 columns; words are never broken, so that paths can be copied."""
+    """Text as lines of at most 80 columns; words are never broken, so that paths can be copied."""
     found = textwrap.wrap(line, WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
     return found or [""]
 
@@ -70,6 +70,8 @@ def table_lines(rows: Iterable[Iterable[str]]) -> list[str]:
 
 def checks_text(outcomes: Sequence[str]) -> str:
     """How many checks of an audit passed, and why the others did not: one that is not possible is not a failure."""
+    if not outcomes:
+        return "no checks apply"
     counted = [f"{outcomes.count('passed')} of {len(outcomes)} checks passed"]
     counted += [f"{outcomes.count(one)} {one}" for one in ("failed", "not possible") if one in outcomes]
     return ", ".join(counted)
@@ -84,7 +86,7 @@ def number_text(value: float | None, digits: int = 3) -> str:
 def progress_bar(label: str) -> Iterator[Callable[[int, int | None], None]]:
     """A bar on standard error with the time left: call what it gives with what is done, and how much there is.
 
-    Files that are read meanwhile take the bar over, each with its share. Where nobody looks (a pipe, --json into a
+    Files that are read meanwhile take the bar over, each with its share. Where no one looks (a pipe, --json into a
     file) there is no bar.
     """
     console = Console(stderr=True)

@@ -97,7 +97,7 @@ def _epsilon_against_rounds(rounds: int, cost: Callable[[int], EpsilonInterval],
 
 
 def _label_ticks(axis: Axis, values: Sequence[float]) -> None:
-    """A few plain numbers beside a logarithmic axis, none of them overlapping, instead of powers of ten."""
+    """A few plain numbers along a logarithmic axis, none of them overlapping, instead of powers of ten."""
     axis.set_ticks(list(values), labels=[f"{value:,.3g}" if value < 1000 else f"{value:,.0f}" for value in values])
     axis.set_ticks([], minor=True)
 

@@ -89,7 +89,7 @@ def report_command(
       privfair report run/ --format registry --meta meta.toml --out entry.yaml
       privfair report run/ --format frontier --decide target-gap=0.05
       privfair report fairness-0/ fairness-4/ --format frontier --out fairness.svg
-    Without --trust the page says in red that nobody checked the budget's signatures. Without RUN it is about the
+    Pass --trust; otherwise the page is marked as not verified. Without RUN it is about the
     model that was audited. Thresholds are chosen on held-out records: their numbers are exact and NOT private.
     """
     if decide is not None and wanted != Format.FRONTIER:

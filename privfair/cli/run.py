@@ -121,7 +121,7 @@ def _settings(file: Plan) -> dict[str, dict[str, object]]:
 
 
 def _warnings(document: BudgetDocument, records: int) -> tuple[str, ...]:
-    """What is allowed and hardly meant: a delta that lets whole records out."""
+    """Warnings about what is allowed but rarely meant: a delta that lets whole records be published."""
     delta, number = getattr(document.guarantee, "delta", 0.0), max(records, sum(s.size for s in document.data.silos))
     if delta * number <= 1:
         return ()
@@ -285,7 +285,7 @@ def leave_if_refuted(verdict: dict[str, Any]) -> None:
 class Pipeline:
     """Runs commands in one folder and keeps their words; --json shows nothing of them, --verbose everything.
 
-    `sites` are the parties of a run over guards, each with a file and a ledger of its own; none for one process.
+    `sites` are the parties of a run over guards, each with a separate file and ledger; none for one process.
     """
 
     def __init__(self, folder: Path, sites: tuple[str, ...] = ()) -> None:
@@ -422,9 +422,9 @@ class Pipeline:
         return out.getvalue()
 
     def _interrupted(self, more: str) -> NoReturn:
-        """Leave with a sentence on how to go on; whatever a command began is whole."""
+        """Leave with a message on how to continue; the files of finished commands are complete."""
         click.echo(
-            f"privfair: interrupted; what is done so far is in {self.folder}. Go on with the last line of "
+            f"privfair: interrupted; what is done so far is in {self.folder}. Continue with the last line of "
             f"{self._commands}{more}, or start over in a new folder (another --out, if one was given)",
             err=True,
         )
@@ -436,14 +436,14 @@ class Pipeline:
 
 
 _SELF_SIGNED = (
-    "with a key made on the spot: nobody but you has agreed to this budget. For real data let an officer sign "
+    "with a temporary key: no one but you has agreed to this budget. For real data let an officer sign "
     "(privfair budget request, privfair budget sign)."
 )
 
 
 @click.command("run", short_help="calibrate, sign, train, audit and report a plan, to try it out")
 @click.argument("plan", type=click.Path(path_type=Path, dir_okay=False, exists=True))
-@click.option("--out", type=FOLDER, help="New folder for everything; PLAN's folder with -run at the end unless given.")
+@click.option("--out", type=FOLDER, help="New folder for everything [default: PLAN-run].")
 @click.option(
     "--reruns", type=click.IntRange(min=0), default=DEFAULTS.reruns, show_default=True, help="Number of reruns."
 )
@@ -468,7 +468,7 @@ def run_command(
     _refuse_search(plan)
     folder = out or _free(plan)
     pipeline = Pipeline(folder)
-    pipeline.say("A budget for this plan, signed with a key of one's own")
+    pipeline.say("A budget for this plan, signed with your own key")
     budget = pipeline.sign(plan, "--why", "trial run, self-signed")
     pipeline.tell(f"calibrated  {budget['algorithm']}: epsilon {budget['epsilon']:g} at delta {budget['delta']:g}")
     pipeline.tell(f"signed      {_SELF_SIGNED}", indent="            ")

@@ -105,9 +105,9 @@ def serve_command(site: Path, check: bool) -> None:
 _FEDERATION_EXAMPLE = """
 \b
 Example (the plan names silos, not files: [data.silos] north = 160 ...):
-  privfair federation run plan.toml --engine guards --manifest budget.json --trust trust.json \\
+  privfair federation run plan.toml --engine guards --budget budget.json --trust trust.json \\
       --data north=north.csv --data south=south.csv --folder sites/ --out run/
-  privfair federation run plan.toml --engine flower ... (with privfair[flower]; nvflare likewise)
+  privfair federation run plan.toml --engine flower ... (with the extra flower; the same for nvflare)
 """
 
 

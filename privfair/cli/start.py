@@ -20,7 +20,7 @@ from privfair.plan.plan import PROTECT, SCHEMA_NAME, Plan
 def _ask_need(sites: int) -> Need:
     """What must be protected, from whom, and to whom the model should be fair, as the user answers."""
     if asked().as_json or not sys.stdin.isatty():
-        raise click.UsageError("nobody is there to be asked: give --protect record, person or attribute")
+        raise click.UsageError("there is no terminal to ask on: give --protect record, person or attribute")
     protect, observer, fair = (_ask(question) for question in QUESTIONS)
     return Need(Protected(protect), Observer(observer), sites, Fair(fair))
 
@@ -138,7 +138,7 @@ def init_command(
             "At epsilon 1 and delta 1e-5:", *(f"  {line}" for line in choice.protection().lines()), indent="    "
         )
         print_wrapped("Why:", *(f"  - {text}" for text in choice.why), indent="    ")
-        print_wrapped("Instead, perhaps:", *(f"  - {text}" for text in choice.instead), indent="    ")
+        print_wrapped("Alternatives:", *(f"  - {text}" for text in choice.instead), indent="    ")
     _tell(seen, choice, places, dict(open_places))
 
 

@@ -80,7 +80,7 @@ def kind_of(place: str, damaged: Kind) -> Kind:
 
 
 def _kind_signed(content: bytes, damaged: Kind) -> Kind:
-    """An audit statement names its type; whatever else is signed must be a budget, and its steps tell what is wrong."""
+    """An audit statement names its type; anything else that is signed must be a budget, whose steps list mistakes."""
     try:
         statement = parse(open_envelope(content).payload)
     except (BrokenEnvelope, NotStrictJson):

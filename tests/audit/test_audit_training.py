@@ -70,7 +70,7 @@ def test_an_honest_loop_is_consistent_only_with_a_control() -> None:
     assert report.verdict.value == "consistent"
     assert report.attacks[0].power > 0.5
     assert report.attacks[0].right_without_noise is not None
-    assert "too little of it perhaps not" in report.why
+    assert "slightly too little noise might not" in report.why
 
 
 def test_a_control_that_learns_nothing_gives_no_power() -> None:

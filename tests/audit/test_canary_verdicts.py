@@ -90,7 +90,7 @@ def test_the_same_plan_calibrated_is_consistent(tmp_path: Path) -> None:
         "one gradient-space canary, repeated runs",
         "gradient-space canaries against the final model",
     }
-    assert "of the run's own noise:" in verdict.why
+    assert "Noise of this run itself:" in verdict.why
     assert {check.name for check in verdict.checks if check.layer.value == "L1"} == {
         ALL_MEASURED,
         FLOOR,

@@ -151,7 +151,7 @@ def account_part(settings: list[Setting], compared: int, timed: Timed) -> tuple[
             f"Against dp-accounting's upper bound, a random {min(compared, len(answers))} of the settings below 1e6 "
             "rounds, with an epsilon below 100 and a delta that its rounding leaves alone: "
             f"{agreed} agree, {contradicted} contradict, {slow} were stopped or failed. Where its "
-            "rounding is not small beside delta it can be wrong: `tests/calibrate/test_certified_corners.py` has a "
+            "rounding is not small next to delta it can be wrong: `tests/calibrate/test_certified_corners.py` has a "
             "case "
             "that a third computation decides."
         ),

@@ -268,7 +268,7 @@ def load_sentence(before: float, after: float) -> str:
     """What the reader must know of the machine: processor time grows where processes share cores and caches."""
     return (
         f"The machine had {os.cpu_count()} cores and a load of {before:.0f} when the run began and of {after:.0f} when "
-        "it ended; processor time on a shared machine is inflated, for all who are measured alike."
+        "it ended; processor time on a shared machine is inflated, for all who are measured in the same way."
     )
 
 

@@ -139,7 +139,7 @@ transcript and batch record on, all metrics about a hundred times; reading and c
 
 **{processor:.1f} s of processor time** (promised: under {_LIMIT:.0f} s), {rounds / processor:.0f} rounds per second;
 wall time {wall:.1f} s at a load of {os.getloadavg()[0]:.0f} on {os.cpu_count()} cores. Each part is timed in the run
-itself, so that a busy machine changes the seconds and hardly the shares. Promised: everything around the contributions
+itself, so that a busy machine changes the seconds and barely the shares. Promised: everything around the contributions
 costs at most as much as they do.
 
 | | seconds | ms per round | share |

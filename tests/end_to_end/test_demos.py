@@ -70,7 +70,7 @@ def test_ctrl_c_leaves_a_sentence_on_how_to_go_on(
     outcome = privfair("demo", "--algorithm", "pay-once", "--out", tmp_path)
     (folder,) = tmp_path.iterdir()
     assert outcome.code == 130
-    said = f"Go on with the last line of {folder / 'commands.sh'}{' and --resume' if resumes else ''}, or start over"
+    said = f"Continue with the last line of {folder / 'commands.sh'}{' and --resume' if resumes else ''}, or start over"
     assert said in outcome.err
     assert outcome.err.count("interrupted") == 1
     assert (folder / "commands.sh").read_text("utf-8").splitlines()[-1].startswith("privfair keys generate")

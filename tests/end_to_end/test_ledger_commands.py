@@ -59,7 +59,7 @@ def test_backup_and_restore_say_what_they_cost(desk: Desk, tmp_path: Path) -> No
     assert privfair("ledger", "backup", desk.ledger, "--out", copy).code == 2, "a backup is never overwritten"
     done = privfair("ledger", "restore", copy, place)
     assert done.code == 0, done.err
-    assert "every budget counts as spent" in done.out
+    assert "every budget is treated as spent" in done.out
     assert privfair("verify", place).code == 0
     assert privfair("ledger", "restore", copy, place).code == 3
 

@@ -149,7 +149,7 @@ def test_ctrl_c_says_how_to_go_on(tmp_path: Path) -> None:
     desk = baseline(tmp_path)
     stopped = privfair_train(desk, until=10_000, send=signal.SIGINT)
     assert stopped.code == 130
-    assert "goes on with the same command and --resume" in stopped.err
+    assert "with the same command and --resume" in stopped.err
     assert "Traceback" not in stopped.err
     assert json.loads((desk.folder / "run" / "run.json").read_text())["status"] == "interrupted"
     refused = privfair_train(desk)

@@ -298,7 +298,7 @@ def test_init_asks_what_to_protect_and_says_why(tmp_path: Path, monkeypatch: pyt
     words = ("init", *write_sites(tmp_path), "--target", "readmitted", "--sensitive", "sex", "--protect", "ask")
     silent = privfair(*words, "--out", tmp_path / "silent")
     assert silent.code == 2
-    assert "nobody is there to be asked" in silent.err
+    assert "there is no terminal to ask on" in silent.err
 
     answers = iter(("record", "coordinator", "groups"))
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)

@@ -299,7 +299,7 @@ COUNTING_BUGS = (
     Bug("shuffled batches accounted as random allocation", Engine.ALLOCATED, _equal_batches_of_an_order, _PROBE),
     Bug("batches seeded by the plan, secret batches", _SECRET, _of_the_plan, _PROBE),
     Bug("rates that fall along the file, secret batches", _SECRET, _falling_rate, _PROBE),
-    Bug("eight batches in turn, secret batches", _SECRET, _every_eighth_alike, _PROBE),
+    Bug("eight batches one after another, secret batches", _SECRET, _every_eighth_alike, _PROBE),
     Bug("two neighbours are drawn together, secret batches", _SECRET, _pairs_together, _PROBE),
     Bug("one allocation for all epochs", Engine.ALLOCATED, _one_allocation, _PROBE),
     Bug("groups of the cycle by position", Engine.BANDED, _groups_by_position, _PROBE),
