@@ -51,10 +51,11 @@ _WIDEST = 1e12
 _USUAL, _EXACT = 1e-5, 2e-13
 """How close a factor comes to the target: as a rule, and where epsilon is analytic."""
 _USUAL_SLOPE = 1.5
-_ONE_WAY = (SubsampledGaussianPair, SubsampledReplacePair, FixedSizeReplacePair, RandomAllocationPair)
 _TRIES = 60
-_STEP_DOWN, _REFUSALS, _SMOOTH = 1e-4, 3, 1e-3
-"""Steps (relative) and refusals in a row with which smaller factors are tried where intervals are wider than this."""
+_RUGGED, _STEP_DOWN = 5e-5, 1e-4
+"""Where few large losses decide: how close a factor comes to the target, and the step (relative) to smaller ones."""
+_SMOOTH = 1e-3
+"""They decide where intervals are wider than this."""
 
 
 class Certificate(Enum):
@@ -117,9 +118,7 @@ def solve_noise(
         start, tolerance = _gaussian_factor(pairs, target), _EXACT
     else:
         start = _estimated_factor(pairs_at, target, bounds)
-    # Where units take part often, a second way to the upper end never helps, and the lower end need not be known.
-    often = pairs.chance_of_taking_part == 1 and isinstance(pairs.counts[0][0], _ONE_WAY)
-    nearest = _NearestFactor(template, unit, target, bounds, tolerance, pairs_at if often else None)
+    nearest = _NearestFactor(template, unit, target, bounds, tolerance, None if tolerance == _EXACT else pairs_at)
     factor = nearest.find(start, Side.UPPER)
     lower, achieved = 0.0, 0.0
     if certificate is Certificate.TWO_SIDED:
@@ -138,7 +137,10 @@ class Bounds:
 
 
 class _NearestFactor:
-    """The factor next to the target by the certificate that everything is answered by, `best_epsilon`."""
+    """The factor next to the target by the certificate that everything is answered by, `best_epsilon`.
+
+    An upper end alone is cheaper and nearly always the same, so the search starts with it.
+    """
 
     def __init__(
         self,
@@ -153,6 +155,8 @@ class _NearestFactor:
         self._low, self._high = math.log(bounds.low), math.log(bounds.high)
         self._tolerance = tolerance
         self._known: dict[float, EpsilonInterval] = {}
+        self._seen: dict[float, float] = {}
+        self._slope = _USUAL_SLOPE
 
     def price(self, x: float) -> EpsilonInterval:
         """The certified epsilon with all noise times exp(x); an infinite one where none can be certified."""
@@ -171,7 +175,13 @@ class _NearestFactor:
     def _upper(self, x: float) -> float:
         if self._one_way is None or x in self._known:
             return self.price(x).upper
-        return CertifiedAccountant(self._tolerance).epsilon_upper(self._one_way(math.exp(x)), self._target.delta)
+        return self._upper_alone(x)
+
+    def _upper_alone(self, x: float) -> float:
+        if x not in self._seen and self._one_way is not None:
+            pairs = self._one_way(math.exp(x))
+            self._seen[x] = CertifiedAccountant(self._tolerance).epsilon_upper(pairs, self._target.delta)
+        return self._seen[x]
 
     def find(self, start: float, side: Side) -> float:
         """A factor certified to meet the target (upper side), or to break it, that is at most `tolerance` off.
@@ -183,42 +193,53 @@ class _NearestFactor:
         x = min(self._high, max(self._low, math.log(start) + 0.3 * sign * self._tolerance))
         sure: float | None = None
         doubtful: float | None = None
-        slope, before = _USUAL_SLOPE, None
+        before: tuple[float, float] | None = None
         for step in range(_TRIES):
-            excess = self._excess(x, side)
+            excess, close = self._excess(x, side), self._close(x)
             if sign * excess <= 0 and (side is Side.UPPER or excess > 0):
                 sure = x if sure is None else sign * min(sign * sure, sign * x)
-                if sure == x and (abs(excess) <= self._tolerance or x <= self._low):
+                if sure == x and (abs(excess) <= close or x <= self._low):
                     break
             else:
                 doubtful = x if doubtful is None else sign * max(sign * doubtful, sign * x)
                 if x == (self._high if side is Side.UPPER else self._low):
                     break
-            if sure is not None and doubtful is not None and abs(sure - doubtful) <= self._tolerance:
+            if sure is not None and doubtful is not None and abs(sure - doubtful) <= close:
                 break
             if before is not None and before[0] != x and (before[1] - excess) * (x - before[0]) > 0:
-                slope = (before[1] - excess) / (x - before[0])
+                self._slope = (before[1] - excess) / (x - before[0])
             before = (x, excess)
-            x += max(-_LARGEST_STEP, min(_LARGEST_STEP, (excess + 0.3 * sign * self._tolerance) / slope))
+            x += max(-_LARGEST_STEP, min(_LARGEST_STEP, (excess + 0.3 * sign * close) / self._slope))
             x = min(self._high, max(self._low, x))
             if sure is not None and doubtful is not None:
                 low, high = min(sure, doubtful), max(sure, doubtful)
                 x = x if low < x < high and step % 3 else (low + high) / 2
         if sure is None:
             return self._nothing(side)
-        return math.exp(self._stepped_down(sure) if side is Side.UPPER else sure)
+        if side is Side.LOWER:
+            return math.exp(sure)
+        if self._one_way is not None and not math.isclose(
+            self.price(sure).upper, self._upper_alone(sure), rel_tol=1e-9
+        ):
+            self._one_way = None  # the certificate has a second way, or another accountant
+            return self.find(math.exp(sure), side)
+        return math.exp(self._stepped_down(sure))
+
+    def _close(self, x: float) -> float:
+        found = self._known.get(x)
+        rugged = found is not None and found.upper - found.lower > _SMOOTH * found.upper
+        return max(self._tolerance, _RUGGED) if rugged else self._tolerance
 
     def _stepped_down(self, x: float) -> float:
         """From a certified factor on to smaller ones that are certified as well.
 
         Where few large losses decide, the upper end is rugged: below a refused factor it may be met again.
         """
-        refused = 0
-        while refused < _REFUSALS and self.price(x).upper - self.price(x).lower > _SMOOTH * self.price(x).upper:
-            refused += 1
-            below = max(self._low, x - refused * _STEP_DOWN)
-            if below < x and self.price(below).upper <= self._target.epsilon:
-                x, refused = below, 0
+        while self._close(x) > self._tolerance:
+            below = max(self._low, x - _STEP_DOWN)
+            if below == x or self.price(below).upper > self._target.epsilon:
+                break
+            x = below
         return x
 
     def _excess(self, x: float, side: Side) -> float:

@@ -186,9 +186,9 @@ _COARSE, _COARSE_POINTS, _COARSE_LOOKS = 1e-4, 1 << 16, 3
 _BURIED, _STEEP = 0.01, 3.0
 """Where rounding is more than this share of the coarse lattice's delta, or delta falls so much faster than the tilt
 says, one single large loss decides."""
-_WIDE, _WIDE_OF_POINTS, _MOST_DOUBLED, _LARGEST_OF_INTEREST = 0.05, 0.2, 1 << 24, 100.0
-"""An interval wider than this share (second: found point by point) is computed in the other way as well, up to this
-number of rounds and this epsilon."""
+_WIDE, _WIDE_APART, _MOST_DOUBLED, _LARGEST_OF_INTEREST, _MOST_FINER = 0.01, 0.05, 1 << 27, 100.0, 2.0
+"""An interval wider than this share (second: where the two ends have other laws) is computed in the other way as well,
+and then point by point in cells finer by up to the last factor; up to this number of rounds and this epsilon."""
 _CLOSE = 0.999
 """A lower end within this share of the upper one is not looked for elsewhere."""
 _LARGEST_SECOND_LOOK = 1 << 18
@@ -222,15 +222,12 @@ class CertifiedAccountant(CountingAccountant):
         if known is not None:
             return known
         interval = self._both_ends(cost, delta)
-        found = _locate(compositions(cost, Side.UPPER)[0], math.log(delta))
-        wide = _WIDE_OF_POINTS if found.one_loss_decides else _WIDE
-        if interval.upper - interval.lower <= wide * interval.upper:
+        apart = any(isinstance(pair, FixedSizeReplacePair | TruncatedPair) for pair, _ in cost.counts)
+        wide = _WIDE_APART if apart else _WIDE
+        if _narrow(interval, wide) or cost.rounds > _MOST_DOUBLED or interval.lower > _LARGEST_OF_INTEREST:
             return interval
-        if cost.rounds > _MOST_DOUBLED or interval.lower > _LARGEST_OF_INTEREST:
-            return interval
-        other = self._both_ends(cost, delta, _Way.OTHER)
-        upper = min(interval.upper, other.upper)
-        return EpsilonInterval(min(upper, max(interval.lower, other.lower)), upper)
+        interval = _common(interval, self._both_ends(cost, delta, _Way.OTHER))
+        return interval if apart or _narrow(interval, wide) else _common(interval, _finely(cost, delta))
 
     def _both_ends(self, cost: PairCounts, delta: float, way: _Way = _Way.FITTING) -> EpsilonInterval:
         upper, costlier = self._upper(cost, delta, way)
@@ -244,7 +241,7 @@ class CertifiedAccountant(CountingAccountant):
         return self._lower(cost, delta) if known is None else known.lower
 
     def epsilon_upper(self, cost: PairCounts, delta: float) -> float:
-        """The upper end alone, in half the time."""
+        """An upper end in half the time; where units rarely take part the interval has a smaller one."""
         open_unit("delta", delta)
         known = _closed_form(cost, delta)
         return self._upper(cost, delta)[0] if known is None else known.upper
@@ -322,6 +319,30 @@ class CertifiedAccountant(CountingAccountant):
             second, _ = _crossing(lattice, epsilon, where.log_target)
             epsilon = min(epsilon, second) if side is Side.UPPER else max(epsilon, second)
         return epsilon
+
+
+def _narrow(interval: EpsilonInterval, share: float) -> bool:
+    return interval.upper - interval.lower <= share * interval.upper
+
+
+def _common(one: EpsilonInterval, other: EpsilonInterval) -> EpsilonInterval:
+    """Both hold."""
+    return _interval(max(one.lower, other.lower), min(one.upper, other.upper))
+
+
+def _finely(cost: PairCounts, delta: float) -> EpsilonInterval:
+    """Point by point, in cells as fine as the width of the interval found in coarse ones asks for."""
+    found, finer = EpsilonInterval(0.0, math.inf), 1.0
+    for _ in range(2):
+        lower, upper = (
+            max(epsilon_by_doubling(each, side, math.log(delta), finer) for each in compositions(cost, side))
+            for side in (Side.LOWER, Side.UPPER)
+        )
+        found = _common(found, EpsilonInterval(min(lower, upper), upper))
+        if _narrow(found, _WIDE):
+            break
+        finer = min(_MOST_FINER, math.sqrt(1.5 * (1 - found.lower / found.upper) / _WIDE))
+    return found
 
 
 def _closed_form(cost: PairCounts, delta: float) -> EpsilonInterval | None:

@@ -54,8 +54,8 @@ class _Cells:
     negligible: float = 0.0
 
     @classmethod
-    def for_sums(cls, sums: int, log_smallest: float) -> _Cells:
-        shrinking = next((size for most, size in _SHRINKING if sums <= most), _SHRINKING_IF_LONG)
+    def for_sums(cls, sums: int, log_smallest: float, finer: float) -> _Cells:
+        shrinking = next((size for most, size in _SHRINKING if sums <= most), _SHRINKING_IF_LONG) / finer
         centre, coarse = np.arange(0.0, _CENTRE, shrinking / _FINER), _LOWER_SHARE * shrinking
         return cls(
             lower=np.exp(-np.append(centre, np.arange(_CENTRE, _LOWER_TAIL, coarse))),
@@ -64,15 +64,15 @@ class _Cells:
         )
 
 
-def epsilon_by_doubling(composition: Composition, side: Side, log_target: float) -> float:
-    """One end of epsilon at delta = exp(`log_target`).
+def epsilon_by_doubling(composition: Composition, side: Side, log_target: float, finer: float = 1.0) -> float:
+    """One end of epsilon at delta = exp(`log_target`); cells that are `finer` cost its square in time.
 
     Guarantee: on the upper side delta at the returned epsilon is at most the target (infinity if nothing smaller is
     certified); on the lower side it is at least the target, or epsilon is 0.
     """
     upper, smallest = side is Side.UPPER, log_target - _CUT - math.log(composition.steps)
     sums = sum(count.bit_length() + count.bit_count() - 1 for _, count in composition.terms) - 1
-    cells, total, lost = _Cells.for_sums(sums, smallest), None, 0.0
+    cells, total, lost = _Cells.for_sums(sums, smallest, finer), None, 0.0
 
     def add(first: Points, second: Points) -> Points:
         return _sum(first, second, cells, upper)
