@@ -13,6 +13,8 @@ from calibrate.plugins import PluginGroup, installed_plugins
 
 CONFIDENCE = 0.95
 """Of all bounds of one audit together, where neither the auditor nor the algorithm asks for more."""
+TRAINING_RUNS = 32
+"""How often a training function is called where its auditor does not say."""
 _CONFIDENCE_BY_ALGORITHM = {"pay-once": 0.999}
 """Pay-once costs exactly what it promises, and its coins are read by the best decoder there is: at 95% one honest run
 in twenty would be called violated."""

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from privfair.api.plan import EmptyModel, Plan, SelfSigned, TrainedModel
     from privfair.api.reading import audit_run, compose, explain, report
     from privfair.run.budgeted import BudgetedRun
-    from privfair.run.prediction import predict
+    from privfair.run.metrics import predict
     from privfair.run.signed_budget import SignedBudget
     from privfair.training import train as train
 
@@ -138,7 +138,7 @@ _NAMES = {
     "privfair.api.plan": "EmptyModel Plan SelfSigned TrainedModel",
     "privfair.api.reading": "audit_run compose explain report",
     "privfair.run.budgeted": "BudgetedRun",
-    "privfair.run.prediction": "predict",
+    "privfair.run.metrics": "predict",
     "privfair.run.signed_budget": "SignedBudget",
     "privfair.training": "train",
 }

@@ -51,7 +51,7 @@ class Published:
 class RecentRounds:
     """The vectors of the last rounds in a row, newest last: of a party's own sums at the gate, or of estimates of them.
 
-    A round that does not follow the last one begins anew, on both sides of the gate alike; rounds that a crash left
+    A round that does not follow the last one begins again, on both sides of the gate; rounds that a crash left
     behind therefore need no state to be kept. Every part of a column is shorter than the whole, so that forgetting
     costs no privacy (docs/theorems/banded.md, section 3).
     """

@@ -2,7 +2,7 @@
 
 For each value: is it declared in the manifest, is its bound the signed one, is this round charged on disk and the
 value not yet published? No record decides these answers. Only then is the contribution itself looked at, noise drawn,
-the transcript written and the value handed on. Nothing else in the engine imports `privfair.noise` (an import
+the transcript written and the value passed on. Nothing else in the engine imports `privfair.noise` (an import
 contract).
 """
 
@@ -101,7 +101,7 @@ class Gate:
 
     @property
     def first_round(self) -> int:
-        """The first round that may be used: where sums are mixed, a gap shows that another session began anew."""
+        """The first round that may be used: where sums are mixed, a gap shows that another session began."""
         mixing = any(isinstance(one, GaussianNoise) and one.bands > 1 for one in self._document.releases)
         last = max((release.round for release in self._earlier), default=None)
         return 0 if last is None or not mixing else last + 2
@@ -177,7 +177,7 @@ class Gate:
         return self._with_noise(party, declared, zeros.values)
 
     def answers_alone(self, party: str, name: str, number: int) -> tuple[Floats, Floats]:
-        """Randomised response to categories 0, 1, .. in turn, and these; for audits. It publishes nothing.
+        """Randomised response to categories 0, 1, .. one after another, and these; for audits. It publishes nothing.
 
         Guarantee: what is returned does not depend on any record, and answers that are published are drawn afterwards
         and independently; so nothing is charged.
@@ -335,7 +335,7 @@ def open_gate(
 
     `strict` and `log` are those of `Gate`; `key` is an auditor's, in a rehearsal.
 
-    A transcript that exists is resumed: what it shows as published counts as published, and records that a
+    A transcript that exists is resumed: what it shows as published is treated as published, and records that a
     crash kept out of the ledger are added to it.
     """
     parties = tuple(silo.name for silo in manifest.document.data.silos) if parties is None else parties
@@ -382,7 +382,7 @@ def _on_its_grid(spec: ValueSpec, document: BudgetDocument) -> ValueSpec:
 
 
 def _scale_of(declared: GaussianNoise | LaplaceNoise, size: int) -> float:
-    """The scale of the noise on a value of so many numbers."""
+    """The scale of the noise on a value of `size` numbers."""
     match declared:
         case GaussianNoise():
             # One unit's part is rounded once for each round that it is mixed into.

@@ -6,24 +6,22 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from datetime import datetime
 from pathlib import Path
 from typing import Any, final
 
 from torch import Tensor
 
-from calibrate.errors import InvalidInput, PrivfairError, Refused
-from calibrate.manifest.keys import SigningKey, load_private, load_public
-from calibrate.manifest.trust import TrustFile, TrustSeen, read_trust
-from calibrate.manifest.verify import AuthenticManifest, require_still_signed
+from calibrate.errors import ManifestRefused, PrivfairError, Refused, TrustRefused
+from calibrate.manifest.keys import SigningKey, load_private
 from calibrate.meaning import Protection
 from calibrate.notebook import as_html
 from calibrate.privacy_unit import EpsilonDelta
 from privfair.data.dataset import Silos
 from privfair.data.encode import load_own_silo
 from privfair.data.training_data import site_format
-from privfair.durable import read_named
+from privfair.durable import read_named, replace_file
 from privfair.fairness.measurement import Measured, emptiness
+from privfair.federation.coordinator import Position, RunObserver, train_until
 from privfair.federation.remote import EngineNodes, Node, ResendingTransport, read_guards
 from privfair.federation.signed_frames import CoordinatorSeal
 from privfair.federation.sockets import SocketTransport
@@ -32,17 +30,19 @@ from privfair.ledger import Ledger
 from privfair.models.model import Model
 from privfair.plan.plan import AS_IT_IS, ThresholdRule
 from privfair.run.federated import train_over
-from privfair.run.folder import RunFolder, load_theta
+from privfair.run.folder import RunFolder, load_checkpoint, load_theta
 from privfair.run.metrics import UNDECIDED, Decision, HeldOutRecords, MetricsLog, decide, measure_thresholds
+from privfair.run.open_run import OpenRun, TrustInForce
 from privfair.run.prepare import PreparedRun, prepare_run
-from privfair.run.public import Measure, Progress, PublicRun, read_signed_plan
-from privfair.run.record import RunRecord
+from privfair.run.public import Measure, Measuring, Progress, PublicRun, read_signed_plan
+from privfair.run.record import RunRecord, Status, read_sessions
+from privfair.run.replay import replay
 from privfair.run.search import BestTry, run_search
-from privfair.run.session import RunSession
+from privfair.transcript import Transcript
 
 
 class RunStopped(PrivfairError):
-    """The machine failed in the middle of a run; what is written so far is whole, and the run can go on."""
+    """The machine failed in the middle of a run; what is written so far is whole, and the run can be resumed."""
 
     exit_code = 70
 
@@ -101,7 +101,7 @@ class TrainingResult:
 
     @property
     def protection(self) -> Protection:
-        """Who is protected, in an officer's words."""
+        """Who is protected."""
         promise = self.record.promise
         cost = None if promise.epsilon is None else EpsilonDelta(promise.epsilon, promise.delta)
         return Protection(promise.unit, cost)
@@ -133,52 +133,105 @@ class TrainingResult:
         return value
 
 
+_SOUND = (KeyboardInterrupt, ManifestRefused, TrustRefused)
+"""What stops a run whose gate is in order, so that it is left with a checkpoint and a record."""
+
+
 @final
-class TrustInForce:
-    """The trust file of a run, read again while the run goes on, so that a revocation takes effect.
+class RunSession(RunObserver):
+    """Owns the files of a run folder for as long as one process trains in it: checkpoints, metrics, record."""
 
-    The file may be replaced by a later one of the same sequence; an earlier one is refused, here and by the ledger.
-    A trust file that exists in memory alone (for a budget that signs itself) stays as it is.
-    """
-
-    def __init__(self, trust: str | Path | TrustFile, root: str | Path | None = None) -> None:
-        self._root = None if root is None else load_public(Path(root), _no_password)
-        self._path = None if isinstance(trust, TrustFile) else Path(trust)
-        self._stamp = None if self._path is None else _stamp(self._path)
-        self.file = (
-            trust if isinstance(trust, TrustFile) else read_trust(read_named(Path(trust), "--trust"), self._root)
+    def __init__(
+        self,
+        prepared: PreparedRun,
+        folder: RunFolder,
+        ledger: Ledger,
+        progress: Callable[[Progress], None] | None = None,
+        trust: TrustInForce | None = None,
+    ) -> None:
+        self._run = run = prepared
+        self._folder = folder
+        self._spending = spending = OpenRun(run.manifest, ledger, folder, trust=trust)
+        self._record = run.record(ledger.identity, remarks=())
+        self._log = MetricsLog(folder.metrics)
+        self.measuring = Measuring(
+            run.plan,
+            run.document,
+            (run.model, run.algorithm),
+            None if run.held_out is None else self._measure,
+            progress,
+            lambda position: spending.claim.charged,
+            lambda: spending.gate.exhausted,
         )
+        self.measuring.metrics, self.measuring.measured = self._log.last, max(0, self._log.last_step)
+        self._due: Position[Any] | None = None
+        """The end of a block whose checkpoint waits for the next charge."""
 
-    @property
-    def seen(self) -> TrustSeen:
-        """What the ledger is to remember of the file that was read last."""
-        return self.file.seen(self._root)
+    def begin(self) -> RunRecord:
+        """A new run: write down what it is, claim the manifest, train."""
+        with self._spending.begin({**self._run.files(), **self._record.file()}) as spending:
+            return self._go_on(spending, self._start())
 
-    def current(self) -> TrustFile:
-        """The file as it is now, read again if it has changed on disk."""
-        if self._path is not None and (changed := _stamp(self._path)) != self._stamp:
-            self.file = self._read(None)
-            self._stamp = changed
-        return self.file
+    def resume(self) -> RunRecord:
+        """Continue the run of this folder: fresh rounds only, from the state that the transcript leads to."""
+        folder = self._folder
+        self._record.require_same_run(folder)
+        replace_file(folder.origin, self._run.files()[folder.origin.name])
+        with self._spending.resume() as spending:
+            position = self._start()
+            if folder.transcript.exists():
+                position = self._rebuild(Transcript.read(folder.transcript))
+            if not spending.ended:
+                return self._go_on(spending, position)
+            self._run.save_model(folder, self._run.algorithm.theta(position.state))
+            return self._end(position)
 
-    def require_signed(self, manifest: AuthenticManifest, at: datetime | None = None) -> None:
-        """Refuse to go on unless the manifest is still signed by every role, with keys that are live at `at`."""
-        if self._path is not None:
-            self.file = self._read(at)
-        require_still_signed(manifest, self.file, at)
+    def _go_on(self, spending: OpenRun, position: Position[Any]) -> RunRecord:
+        run, self.measuring.step = self._run, position.step
+        parties = spending.parties(run, position)
+        reached = train_until(run.algorithm, parties, position, run.updates, (self.measuring, self))
+        run.save_model(self._folder, run.algorithm.theta(reached.state))
+        spending.finish(reached)
+        return self._end(reached)
 
-    def _read(self, at: datetime | None) -> TrustFile:
-        assert self._path is not None
-        return read_trust(read_named(self._path, "--trust"), self._root, at, least_sequence=self.file.sequence)
+    def on_step(self, position: Position[Any]) -> None:
+        """A checkpoint at the end of each block."""
+        if self._due is not None:
+            # By now the next block is charged, and with it everything before was made durable.
+            self._spending.checkpoint(self._run.algorithm, self._due)
+        self._due = position if self._spending.gate.at_end_of_block else None
 
+    def on_end(self, position: Position[Any], stopped: BaseException | None) -> None:
+        if stopped is None or isinstance(stopped, _SOUND):
+            self._spending.gate.flush()
+            self._spending.checkpoint(self._run.algorithm, position)
+        if isinstance(stopped, _SOUND):
+            self._spending.note(self._record, Status.INTERRUPTED, position.step, metrics=self._log.last)
 
-def _stamp(path: Path) -> tuple[int, int, int] | None:
-    """What a file that was replaced does not share with the one before."""
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return found.st_mtime_ns, found.st_ino, found.st_size
+    def close(self) -> None:
+        self._log.close()
+
+    def _start(self) -> Position[Any]:
+        return Position(self._run.algorithm.start())
+
+    def _rebuild(self, transcript: Transcript) -> Position[Any]:
+        """The state after the last finished step; steps that a crash left unmeasured are measured now."""
+        run, folder = self._run, self._folder
+        start = load_checkpoint(folder.checkpoint, run.manifest.digest, run.algorithm)
+        position = self._start()
+        for position in replay(run.algorithm, transcript, read_sessions(folder.sessions), start):
+            self.measuring.measure(position)
+        return position
+
+    def _measure(self, model: Model, theta: Tensor, step: int, round_number: int | None) -> Measured:
+        assert self._run.held_out is not None
+        return self._log.append(self._run.held_out.measure(model, theta, step, round_number))
+
+    def _end(self, position: Position[Any]) -> RunRecord:
+        self.measuring.measure(position, last=True)
+        remarks = tuple(self._run.algorithm.remarks(position.state))
+        told = {"metrics": self._log.last, "remarks": remarks}
+        return self._spending.note(self._record, Status.FINISHED, position.step, **told)
 
 
 def train(
@@ -202,18 +255,18 @@ def train(
         trust: the trust file that says whose signatures count.
         ledger: where the budget is spent: a file that `privfair ledger init` made, or a PostgreSQL URL.
         out: the folder for the run's files.
-        resume: go on with the run that was interrupted in `out`.
+        resume: continue the run that was interrupted in `out`.
         root: the public key that signs the trust file, if one does.
-        anchor: the ledger's anchor file; by default beside a ledger file.
+        anchor: the ledger's anchor file; by default next to a ledger file.
         progress: called after each step.
         threshold: how the threshold of predictions is chosen (`privfair.plan.plan.ThresholdRule`); as the plan's
-            [decision] has it unless given.
+            [decision] has it.
 
     Guarantee: nothing computed from training records leaves except through the gate, under the signed manifest
     and its ledger. What that promises, to whom, is the manifest's to say; it is repeated in the result. Metrics
     are computed from test records and are not private.
 
-    A run that was interrupted goes on with `resume=True`; rounds that were charged stay spent.
+    A run that was interrupted continues with `resume=True`; rounds that were charged stay spent.
     """
     valid = TrustInForce(trust, root)
     return execute(prepare(plan, manifest, valid), out, ledger, anchor, resume, progress, valid, threshold=threshold)
@@ -239,13 +292,13 @@ def execute(
 ) -> TrainingResult:
     """Claim and train what was verified; with `resume`, a folder in which nothing was begun is begun.
 
-    `threshold` says from which probability on a prediction is positive; a target is read off the held-out records.
+    `threshold` says from which probability on a prediction is positive; a target is taken from the held-out records.
 
     With `trust`, the ledger remembers the trust file, and the run stops at the next block after a key was revoked.
     """
     if resume and prepared.search is not None:
         raise Refused(
-            "a search does not go on after it stopped: its tries are gone and its budget is spent; sign a new budget"
+            "a search does not continue after it stopped: its tries are gone and its budget is spent; sign a new budget"
         )
     # A ledger that cannot be opened leaves no folder behind.
     with Ledger.open(ledger, None if anchor is None else Path(anchor)) as book, ExitStack() as stack:
@@ -262,8 +315,8 @@ def execute(
             decision = _decide(prepared, folder, prepared.plan.file.decision if threshold == AS_IT_IS else threshold)
         except OSError as error:
             raise RunStopped(
-                f"the run in {folder.path} stopped after step {session.measuring.step}: {error}; fix that, then go on "
-                "with the same command and --resume"
+                f"the run in {folder.path} stopped after step {session.measuring.step}: {error}; fix that, then "
+                "continue with the same command and --resume"
             ) from error
         finally:
             session.close()
@@ -387,7 +440,3 @@ def _measuring(signed: PublicRun, files: tuple[Path, ...], folder: Path) -> Iter
     finally:
         for one in log:
             one.close()
-
-
-def _no_password() -> bytes:
-    raise InvalidInput("--root", "(a private key)", "must be a public key", "give the .pub file")

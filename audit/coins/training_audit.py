@@ -31,7 +31,7 @@ from audit.executors import finished
 from audit.models.in_memory import signal_of_model
 from audit.named import load_named
 from audit.report.results import Attack, AuditReport, Conclusion
-from audit.settings import CONFIDENCE
+from audit.settings import CONFIDENCE, TRAINING_RUNS
 from audit.verdict import is_at_ceiling, judge
 from calibrate.arrays import Floats
 from calibrate.errors import InvalidInput, count, open_unit, positive
@@ -54,7 +54,7 @@ class TrainingAuditOptions:
     """How hard to look at a training function."""
 
     access: Access = Access.FINAL_MODEL
-    runs: int = 32
+    runs: int = TRAINING_RUNS
     canaries: int | None = None
     unit: str | None = None
     confidence: float = CONFIDENCE
@@ -127,7 +127,7 @@ def audit_training(
     access: Access | str = Access.FINAL_MODEL,
     label: str | None = None,
     unit: str | None = None,
-    runs: int = 32,
+    runs: int = TRAINING_RUNS,
     canaries: int | None = None,
     score: Score | str | None = None,
     control: Train | str | None = None,

@@ -32,14 +32,13 @@ from calibrate.sampling import Cyclic
 from privfair.algorithms.algorithm import Algorithm, SiloTensors
 from privfair.algorithms.recipe import signed_parameters
 from privfair.algorithms.steffle import Steffle
-from privfair.batches.participation import group_of_units
-from privfair.batches.record import BatchRecord
+from privfair.batches.participation import BatchRecord, group_of_units
 from privfair.federation.coordinator import Position
 from privfair.plan.data import FileSource
-from privfair.plan.training import TrainingPlan
+from privfair.plan.training import TrainingPlan, build
 from privfair.run.folder import RunFolder
 from privfair.run.prepare import Run, Sites, load_data
-from privfair.run.public import build, read_folder_plan, refuse_search
+from privfair.run.public import read_folder_plan, refuse_search
 from privfair.run.record import Session, read_sessions
 from privfair.run.replay import KeptStep, finished_steps, kept_steps, replay
 from privfair.transcript import Transcript

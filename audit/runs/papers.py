@@ -44,16 +44,16 @@ from calibrate.manifest.verify import AuthenticManifest, authenticate, misfit_of
 from calibrate.plans.plan import AlgorithmName
 from calibrate.privacy_unit import Relation
 from privfair.algorithms.recipe import signed_parameters
+from privfair.batches.participation import BatchRecord
 from privfair.batches.randomness import Indexes
-from privfair.batches.record import BatchRecord
 from privfair.data.training_data import load_site_data, site_facts
 from privfair.federation.gather import STEPS, SitePart, is_merged_from, parties_of
 from privfair.federation.registries import most_participations
 from privfair.ledger import Ledger
 from privfair.plan.data import AttributesAtSites, SiteSource
-from privfair.plan.training import TrainingPlan
+from privfair.plan.training import TrainingPlan, build
 from privfair.run.folder import RunFolder
-from privfair.run.public import build, read_folder_plan
+from privfair.run.public import read_folder_plan
 from privfair.run.record import read_sessions
 from privfair.run.replay import last_position
 from privfair.transcript import Transcript

@@ -27,7 +27,7 @@ from calibrate.manifest.document import BudgetDocument, DataBinding
 from calibrate.manifest.mechanism import GaussianNoise, LaplaceNoise, NoiseSource, RandomizedCategory
 from calibrate.manifest.verify import IntendedRun, verify
 from privfair.algorithms.algorithm import Message, SiloTensors
-from privfair.batches.record import BatchRecord
+from privfair.batches.participation import BatchRecord
 from privfair.contribution import BoundedContribution, Published
 from privfair.federation.coordinator import Position, RunObserver, train_until
 from privfair.federation.local_party import LocalParties

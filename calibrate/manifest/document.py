@@ -12,6 +12,7 @@ import math
 import unicodedata
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
+from datetime import timedelta
 from typing import Annotated
 
 from pydantic import Field, PlainSerializer, PlainValidator, model_validator
@@ -26,6 +27,7 @@ from calibrate.manifest.mechanism import (
     Guarantee,
     Instant,
     Name,
+    NoiseSampler,
     NoiseSource,
     Nonce,
     OpenUnit,
@@ -184,6 +186,10 @@ class DataBinding(StrictModel):
 
     def digest(self) -> str:
         return digest(self.model_dump(mode="json", by_alias=True))
+
+
+VALID_DAYS = 90
+"""How long a budget is valid by default."""
 
 
 class Validity(StrictModel):
@@ -422,3 +428,24 @@ def read_statement(payload: bytes) -> Statement:
     if not isinstance(predicate, dict):
         raise NotStrictJson("the predicate must be an object")
     return Statement(statement_type, predicate_type, fields["subject"], predicate)
+
+
+@dataclass(frozen=True)
+class Issuer:
+    """What the issuer decides: silos where the plan names no data, ledgers, how long, why, and which noise."""
+
+    silos: tuple[tuple[str, int], ...] = ()
+    ledgers: tuple[LedgerBinding, ...] = ()
+    lifetime: timedelta = timedelta(days=VALID_DAYS)
+    why: str = ""
+    research_noise: bool = False
+    not_protected: tuple[str, ...] = ()
+    """What else is treated as public, each in one sentence."""
+
+    @property
+    def noise_source(self) -> NoiseSource:
+        return NoiseSource.SEEDED_RESEARCH_ONLY if self.research_noise else NoiseSource.OPERATING_SYSTEM
+
+    def sampler(self, exact: NoiseSampler) -> NoiseSampler:
+        """The sampler a release names: the exact one, unless everything is research."""
+        return NoiseSampler.SEEDED_RESEARCH_ONLY if self.research_noise else exact

@@ -16,11 +16,12 @@ from calibrate.discrete_noise import MOST_NUMBERS, NO_SLACK, ProfileSlack, combi
 from calibrate.errors import InvalidInput
 from calibrate.manifest.document import (
     NO_PLAN_FILE,
+    VALID_DAYS,
     Accounting,
     BudgetDocument,
     DataBinding,
     DataIdentity,
-    LedgerBinding,
+    Issuer,
     OwnCode,
     SamplingDeclaration,
     SearchTerms,
@@ -36,7 +37,6 @@ from calibrate.manifest.mechanism import (
     InTheClear,
     LaplaceNoise,
     NoiseSampler,
-    NoiseSource,
     Noisy,
     NoPrivacyPromised,
     PrivateGuarantee,
@@ -51,7 +51,6 @@ from calibrate.tries import RandomTries
 
 ALWAYS_UNPROTECTED = "Timing, message sizes and the number of rounds."
 TIMING_OF_TRIES = "Whoever sees how long the search takes learns how many tries there were, which must stay secret."
-VALID_DAYS = 90
 _BEST_TRY = "The best of a secret random number of tries, shown alone. "
 _SECRET_TRIES = "All tries but the best, and their number, stay secret, and the number is drawn apart from the data."
 _NO_REASON = "No reason was given when this budget was issued."
@@ -60,27 +59,6 @@ _RESERVED = (1e-6, 0.5)
 """Which shares of a paper's delta are tried to pay for its noise being discrete."""
 _ROUNDED_UP = 1e-6
 """By how much the true price of a paper's noise is rounded up, relatively and absolutely, to leave room."""
-
-
-@dataclass(frozen=True)
-class Issuer:
-    """What the issuer decides: silos where the plan names no data, ledgers, how long, why, and which noise."""
-
-    silos: tuple[tuple[str, int], ...] = ()
-    ledgers: tuple[LedgerBinding, ...] = ()
-    lifetime: timedelta = timedelta(days=VALID_DAYS)
-    why: str = ""
-    research_noise: bool = False
-    not_protected: tuple[str, ...] = ()
-    """What else is treated as public, each in one sentence."""
-
-    @property
-    def noise_source(self) -> NoiseSource:
-        return NoiseSource.SEEDED_RESEARCH_ONLY if self.research_noise else NoiseSource.OPERATING_SYSTEM
-
-    def sampler(self, exact: NoiseSampler) -> NoiseSampler:
-        """The sampler a release names: the exact one, unless everything is research."""
-        return NoiseSampler.SEEDED_RESEARCH_ONLY if self.research_noise else exact
 
 
 @dataclass(frozen=True)

@@ -26,10 +26,10 @@ from calibrate.errors import InvalidInput, count
 from calibrate.manifest.mechanism import RandomizedCategory
 from calibrate.plans.fair_plugin import PayOncePlan
 from privfair.algorithms.algorithm import Algorithm, ClearValue, Message, Received, SiloTensors
-from privfair.algorithms.parts.descent import Descent, DescentOptions, DescentRule, require_classes, tensor
+from privfair.algorithms.parts.descent import Descent, DescentOptions, DescentRule, tensor
 from privfair.algorithms.parts.local_training import towards_own_minimum
 from privfair.algorithms.parts.unit_sums import attributes_to_randomise
-from privfair.algorithms.recipe import ATTRIBUTE_REPLACED, Blueprint, Recipe
+from privfair.algorithms.recipe import ATTRIBUTE_REPLACED, Blueprint, Recipe, require_classes
 from privfair.fairness import fermi
 from privfair.fairness.constraints import FairnessPenalty, ResponseChannel, penalty_slopes
 from privfair.fairness.fermi import OUTSIDE, Independence

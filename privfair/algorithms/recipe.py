@@ -6,7 +6,7 @@ what is published and with which bounds, and holds every default. It prices noth
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass
 from typing import Any, Generic, TypeVar
 
@@ -18,7 +18,7 @@ from calibrate.plans import PLAN_PLUGINS, add_implied, algorithm_named, paramete
 from calibrate.plans.plan import AlgorithmName, PlainValue, Plan
 from calibrate.privacy_unit import PrivacyUnit, Protected, Relation
 from privfair.algorithms.algorithm import Algorithm
-from privfair.models.model import Model
+from privfair.models.model import Model, require_class_weights
 from privfair.plan.model import MinMaxPlan
 from privfair.plan.sections import Options, refuse_unknown
 
@@ -260,3 +260,13 @@ def refuse_normalisation(ratio: float | None) -> None:
             "pays for statistics that training does not publish",
             "drop it: features are scaled by the public bounds of their schema",
         )
+
+
+def require_classes(classes: int, positive_class: int, class_weight: Sequence[float], warm_start: int) -> None:
+    """Refuse a positive class and weights that are none of these classes, and weights next to a warm start."""
+    require_class_weights(class_weight, classes)
+    if class_weight and warm_start:
+        raise InvalidInput("class-weight", class_weight, "excludes warm-start, which counts all alike", "drop one")
+    if positive_class >= classes:
+        rule = f"must be below {classes}, the number of classes"
+        raise InvalidInput("positive-class", positive_class, rule, "give a class's number")

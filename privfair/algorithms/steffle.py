@@ -35,9 +35,9 @@ from calibrate.privacy_unit import Relation
 from calibrate.sampling import SamplingName
 from privfair.algorithms.algorithm import Algorithm, ClearValue, Message, Received, SiloTensors
 from privfair.algorithms.baselines.steffle_public_code import StefflePublicCode
-from privfair.algorithms.parts.descent import Descent, DescentOptions, DescentRule, require_classes, tensor
+from privfair.algorithms.parts.descent import Descent, DescentOptions, DescentRule, tensor
 from privfair.algorithms.parts.local_training import towards_own_minimum
-from privfair.algorithms.recipe import ATTRIBUTE_REPLACED, Blueprint, Recipe
+from privfair.algorithms.recipe import ATTRIBUTE_REPLACED, Blueprint, Recipe, require_classes
 from privfair.contribution import BoundedContribution
 from privfair.fairness import fermi
 from privfair.fairness.fermi import OUTSIDE, Independence

@@ -1,1 +1,1 @@
-"""What `import privfair as pf` offers beside single questions: budgets, plans and models in memory."""
+"""What `import privfair as pf` offers in addition to single questions: budgets, plans and models in memory."""

@@ -1,4 +1,4 @@
-"""`pf.budget`: a budget for a training loop of your own, priced and signed in memory."""
+"""`pf.budget`: a budget for your own training loop, priced and signed in memory."""
 
 from __future__ import annotations
 
@@ -10,8 +10,16 @@ from typing import Literal, TypedDict, Unpack
 
 from calibrate.budget import CertifiedBudget, calibrate_plan
 from calibrate.errors import InvalidInput
-from calibrate.manifest.document import BudgetDocument, DataBinding, DataIdentity, LedgerBinding, OwnCode
-from calibrate.manifest.draft import VALID_DAYS, BudgetSubject, Issuer, draft_document
+from calibrate.manifest.document import (
+    VALID_DAYS,
+    BudgetDocument,
+    DataBinding,
+    DataIdentity,
+    Issuer,
+    LedgerBinding,
+    OwnCode,
+)
+from calibrate.manifest.draft import BudgetSubject, draft_document
 from calibrate.manifest.issue import BudgetDraft, issue
 from calibrate.manifest.keys import SigningKey, load_private
 from calibrate.manifest.strict_json import digest, digest_of_bytes, in_our_words
@@ -33,7 +41,7 @@ RelationName = Literal["add-remove", "replace-one", "replace-attribute"]
 
 @dataclass(frozen=True)
 class PricedBudget:
-    """A budget that two accountants agree on and nobody has signed yet; no engine accepts it.
+    """A budget that two accountants agree on and no one has signed yet; no engine accepts it.
 
     >>> import privfair as pf
     >>> priced = pf.budget(1.0, 1e-5, units=1000, rounds=10, sampling_rate=0.05, shapes={"gradient": (3,)})
@@ -106,7 +114,7 @@ def budget(
     why: str = "",
     unsafe_seeded_research_noise: bool = False,
 ) -> PricedBudget:
-    """The smallest noise for a loop of your own that keeps (epsilon, delta), priced by two accountants.
+    """The smallest noise for your own loop that keeps (epsilon, delta), priced by two accountants.
 
     >>> import privfair as pf
     >>> priced = pf.budget(1.0, 1e-5, units=1000, rounds=100, sampling_rate=0.05, shapes={"gradient": (3,)})
@@ -121,24 +129,24 @@ def budget(
         delta: the probability with which the promise may fail; below one over the number of units.
         units: a public lower bound of the number of protected units; exactly their number for a replace relation.
         rounds: how many rounds the loop may make; what a crash loses counts, so have a few more signed.
-        shapes: the shape of each value that a round publishes, by name.
+        shapes: the shape of each value that a round publishes, with the value's name as key.
         sampling: how each round's batch is drawn.
         sampling_rate: for "poisson" and "truncated-poisson", the probability that a unit joins a batch.
         batch_size: for "fixed" and "shuffled", the units in a batch.
         batches: for "random-allocation", the batches per epoch.
         batch_limit: for "truncated-poisson", the most units in a batch, so that padded batches have one shape.
         most_units: for "truncated-poisson", a public upper bound of the number of units.
-        bounds: the L2 bound of one unit's part of each value, by name, or one number for all.
-        noise: the noise of each value relative to its bound and to the others, by name; by default alike.
+        bounds: the L2 bound of one unit's part of each value, by the value's name, or one number for all.
+        noise: the noise of each value relative to its bound and to the others, by the value's name; 1 by default.
         relation: how neighbouring data sets differ: a unit is added or removed, or replaced, or its attribute is.
         protects: what one unit is.
         silos: the name of each silo and its units, if there are several; by default one called "data".
         dataset: the data's declared identity (name, custodian, version), by which a ledger keeps its totals.
         ledger: the ledger that the budget may be spent from (its path, URL, id, or the open ledger); None for any.
-        code: files of your own to bind by digest; `BudgetedRun(code=...)` must then name the same.
+        code: your own files to bind by digest; `BudgetedRun(code=...)` must then name the same.
         valid_days: how long the budget may be spent.
-        why: the justification that stands in the manifest.
-        unsafe_seeded_research_noise: reproducible noise that protects nobody, for experiments on public data.
+        why: the justification that is in the manifest.
+        unsafe_seeded_research_noise: reproducible noise that protects no one, for experiments on public data.
 
     Guarantee: as `calibrate.plans.gaussian.OwnLoopPlan`; the manifest lists what it assumes of the loop.
     """
@@ -176,7 +184,7 @@ def budget(
 
 
 class Asking(TypedDict, total=False):
-    """What may be asked of a budget beside the plan: see `privfair.Plan.price`."""
+    """What may be asked of a budget in addition to the plan: see `privfair.Plan.price`."""
 
     ledger: str | Path | Ledger | None
     why: str
@@ -196,7 +204,7 @@ def issuer_of(**asked: Unpack[Asking]) -> Issuer:
 
 
 def own_code(path: str | Path) -> OwnCode:
-    """A file of the user's own, as a manifest binds it: by name and digest."""
+    """The user's own file, as a manifest binds it: its name and its digest."""
     return OwnCode(name=Path(path).name, sha256=digest_of_bytes(read_named(Path(path), "code")))
 
 

@@ -14,8 +14,8 @@ from typing import Any
 
 from calibrate.budget import calibrate_plan
 from calibrate.errors import InvalidInput, UnsupportedCombination
-from calibrate.manifest.document import BudgetDocument, DataBinding, OwnCode
-from calibrate.manifest.draft import BudgetSubject, Issuer, NoPromise, Price, draft_document
+from calibrate.manifest.document import BudgetDocument, DataBinding, Issuer, OwnCode
+from calibrate.manifest.draft import BudgetSubject, NoPromise, Price, draft_document
 from calibrate.manifest.issue import BudgetDraft, recompute, require_same
 from calibrate.manifest.mechanism import (
     AsPrintedGuarantee,
@@ -39,11 +39,10 @@ from privfair.plan.data import DataPlan, SiteSource, read_data_plan
 from privfair.plan.plan import Plan, SearchPlan, search_plan
 from privfair.plan.plan import Promise as Promise
 from privfair.plan.plan import Unprotected as Unprotected
-from privfair.plan.training import TrainingPlan, plugin_digests, training_plan
-from privfair.run.public import build
+from privfair.plan.training import TrainingPlan, build, plugin_digests, training_plan
 
 _SIZE_PARAMETERS = {"silo_size": 1, "users": 1, "group_size": 2, "units": 1}
-"""Which parameter of a plan tells how many units there are, and how many times over."""
+"""Which parameter of a plan gives the number of units, and how many times over."""
 
 
 _NO_WISHES = Issuer()
@@ -66,7 +65,7 @@ def draft(
         asked: a request's document, which stands for data that are not on this machine and for code not to be run.
 
     Guarantee: all but nonce and validity is a function of the plan, the data it names, the issuer, the promise and the
-    target, so whoever has them can draft again and compare.
+    target, so anyone who has them can draft again and compare.
     """
     promise = file.guarantee if promise == "calibrated" else promise
     issuer = replace(issuer, research_noise=issuer.research_noise or file.research_noise)
@@ -124,7 +123,7 @@ def _about(
     bound = file.digest if file.on_file else None
     if not file.data:
         if file.training:
-            raise InvalidInput("[data]", None, "is needed beside [training]", "say which data to train on")
+            raise InvalidInput("[data]", None, "is needed next to [training]", "say which data to train on")
         binding, code = _binding_without_data(issuer, parameters), _own_code(plugin_digests(file.algorithm))
         return _About(BudgetSubject(binding, code=code, config_digest=bound))
     if issuer.silos:
@@ -179,7 +178,7 @@ def _binding(
     research: bool,
     asked: BudgetDocument | None,
 ) -> tuple[DataBinding, PublicFacts | None, tuple[str, ...]]:
-    """What is signed of the data, the public facts about it, and what is known of it beside the noise.
+    """What is signed of the data, the public facts about it, and what is known of it in addition to the noise.
 
     Under a promise every step from the files to the records is known to keep it. Where files stay at their own sites
     all of it follows from the plan and its schema, and no record is read. There are no facts where the data are not on
@@ -235,18 +234,18 @@ def _in_the_clear(algorithm: Algorithm[Any], rounds: int, reason: str | None = N
 
 
 def _require_covered(about: _About) -> None:
-    """Refuse a promise beside a plain value that the unit can influence: no noise elsewhere makes up for it."""
+    """Refuse a promise next to a plain value that the unit can influence: no noise elsewhere makes up for it."""
     for value in about.subject.clear:
         if value.depends_on_unit:
             raise UnsupportedCombination(
-                f"a promise beside {value.name!r} in the clear",
+                f"a promise next to {value.name!r} in the clear",
                 f"it depends on the protected unit ({value.why.rstrip('.')})",
                 "change that, or have a manifest signed that promises nothing",
             )
 
 
 def _require_fit(drafted: BudgetDraft, about: _About) -> BudgetDraft:
-    """Better refused by the officer's own machine than by the engine, after somebody has signed."""
+    """Better refused by the officer's own machine than by the engine, after someone has signed."""
     if about.algorithm is not None:
         require_declared(about.algorithm, drafted.document)
     return drafted

@@ -1,6 +1,6 @@
 """Frames of pandas, polars, pyarrow and numpy as the files that the one loader reads, and the schema they need.
 
-A plan made of frames is a plan of files: each frame is written as Parquet into a private folder (in memory where the
+A plan built from frames is a plan of files: each frame is written as Parquet into a private folder (in memory if the
 system has a place for that), and the loader, its stability claims and its checks are those of any other plan.
 """
 
@@ -36,7 +36,7 @@ Values = Sequence[str | int | bool]
 
 
 class TreatedAsPublic(UserWarning):
-    """Something was read off the records and is treated as public, because nobody declared it."""
+    """Something was taken from the records and is treated as public, because no one declared it."""
 
 
 def read_frame(frame: Frame, name: str, columns: Sequence[str] | None = None) -> RawTable:
@@ -51,7 +51,7 @@ def read_frame(frame: Frame, name: str, columns: Sequence[str] | None = None) ->
 
 
 def arrow_table(frame: Frame, name: str, columns: Sequence[str] | None = None) -> Any:
-    """The frame as a `pyarrow.Table`; anything else is refused in one sentence, which shows no cell."""
+    """The frame as a `pyarrow.Table`; anything else is refused in a sentence, which shows no cell."""
     pa = _pyarrow()
     try:
         if isinstance(frame, np.ndarray):
@@ -106,12 +106,12 @@ def require_silo_name(name: str) -> str:
     return name
 
 
-# What the columns mean, as a schema file says it: declared, or read off the frames and said so.
+# What the columns mean, as a schema file says it: declared, or taken from the frames, which is then said.
 
 
 @dataclass(frozen=True)
 class Declared:
-    """What somebody knows of the columns without looking at the records; what is None is read off them."""
+    """What someone knows of the columns without looking at the records; what is None is taken from them."""
 
     target: str
     sensitive: str | None = None
@@ -125,18 +125,18 @@ class Declared:
 
 @dataclass(frozen=True)
 class Described:
-    """The schema file's content, and what of it was read off the records."""
+    """The schema file's content, and what of it was taken from the records."""
 
     schema: dict[str, object]
     groups: tuple[str, ...]
     of_features: tuple[str, ...]
-    """Facts about labels and features that nobody declared."""
+    """Facts about labels and features that no one declared."""
     of_attribute: tuple[str, ...]
-    """Facts about the sensitive attribute that nobody declared."""
+    """Facts about the sensitive attribute that no one declared."""
 
 
 def describe(tables: Mapping[str, RawTable], declared: Declared) -> Described:
-    """The schema of the frames: declared facts first, everything else read off all of them together."""
+    """The schema of the frames: declared facts first, everything else taken from all of them together."""
     first = next(iter(tables.values()))
     own = (declared.target, declared.sensitive, declared.user)
     for role, column in (("target", declared.target), ("sensitive", declared.sensitive), ("user", declared.user)):
@@ -199,7 +199,7 @@ def _names(given: Values | None, tables: Mapping[str, RawTable], column: str) ->
 
 
 def toml_text(document: Mapping[str, object]) -> str:
-    """The TOML of nested tables; keys and texts are quoted as JSON quotes them, which TOML reads alike."""
+    """The TOML of nested tables; keys and texts are quoted as JSON quotes them, and TOML reads them the same way."""
     return "\n".join(_toml_lines(document, ())) + "\n"
 
 

@@ -1,4 +1,4 @@
-"""`pf.Plan` and `pf.TrainedModel`: from data frames to a model that keeps a signed promise, and back to its doubts."""
+"""`pf.Plan` and `pf.TrainedModel`: from data frames to a model that keeps a signed promise, and to its audit."""
 
 from __future__ import annotations
 
@@ -43,11 +43,12 @@ from privfair.ledger import Ledger
 from privfair.ledger.entries import claimant_here
 from privfair.plan.plan import Plan as WrittenPlan
 from privfair.run.folder import RunFolder
-from privfair.run.prediction import predict
+from privfair.run.metrics import predict
+from privfair.run.open_run import TrustInForce
 from privfair.run.prepare import prepare_run
 from privfair.run.public import Progress, RunPromise, promise_of
 from privfair.run.signed_budget import BudgetSource, SignedBudget, envelope_of
-from privfair.training import TrainingResult, TrustInForce, execute
+from privfair.training import TrainingResult, execute
 
 if TYPE_CHECKING:
     from audit.report.results import AuditReport
@@ -57,11 +58,11 @@ _NO_REASON = "asked for from Python"
 
 
 class SelfSigned(UserWarning):
-    """Nobody but this process vouches for the budget, or remembers that it was spent."""
+    """Only this process attests the budget, or remembers that it was spent."""
 
 
 class EmptyModel(UserWarning):
-    """The model answers the held-out records (nearly) all alike: its gaps are small, and that is not fairness."""
+    """The model answers the held-out records (nearly) all the same: its gaps are small, and that is not fairness."""
 
 
 def _private_folder(owner: object, prefix: str) -> Path:
@@ -77,12 +78,12 @@ def _private_folder(owner: object, prefix: str) -> Path:
 class Plan(WrittenPlan):
     """What is to be trained, on which records, under which promise: a plan file, or frames in memory.
 
-    Nothing is spent by a plan. `sign` (or `request`, for somebody else's signature) makes a budget for exactly this
+    Nothing is spent by a plan. `sign` (or `request`, for someone else's signature) makes a budget for exactly this
     plan and these records; `train` spends it, once.
     """
 
     _owner: object | None = field(default=None, repr=False)
-    """What the private folder of a plan made of frames lives as long as."""
+    """What the private folder of a plan built from frames lives as long as."""
 
     @classmethod
     def from_file(cls, path: str | Path) -> Plan:
@@ -132,7 +133,7 @@ class Plan(WrittenPlan):
             user: the column that tells whose record it is, for protect="user".
             features: the columns that the model may see; by default all others.
             classes: the classes in their order, known without looking at the records.
-            groups: the groups of the sensitive attribute, likewise.
+            groups: the groups of the sensitive attribute, known in the same way.
             bounds: public bounds of numeric features; values outside are clipped.
             categories: public lists of the values of categorical features.
             at_least: a public lower bound of each silo's records (of the users, for protect="user").
@@ -153,8 +154,8 @@ class Plan(WrittenPlan):
         >>> plan.algorithm, plan.price().promise.text
         ('pay-once', 'epsilon 1 at delta 1e-05 for one attribute')
 
-        What is protected and not declared (classes, groups, bounds, categories, sizes) is read off the records, treated
-        as public with the warning `TreatedAsPublic`, and listed among what the budget does not protect.
+        What is protected and not declared (classes, groups, bounds, categories, sizes) is taken from the records, is
+        public with the warning `TreatedAsPublic`, and listed among what the budget does not protect.
         """
         named = _by_silo(frames)
         arrow = {require_silo_name(name): arrow_table(frame, f"frame {name!r}") for name, frame in named.items()}
@@ -175,7 +176,7 @@ class Plan(WrittenPlan):
             document["data"]["treated-as-public"] = list(public)
             remedy = "declare classes=, groups=, bounds=, categories= or at_least= where they are known beforehand"
             warnings.warn(
-                f"read off the records and treated as public: {', '.join(public)}; {remedy}", TreatedAsPublic, 2
+                f"taken from the records and treated as public: {', '.join(public)}; {remedy}", TreatedAsPublic, 2
             )
         return cls._written(document, described.schema, arrow)
 
@@ -194,12 +195,12 @@ class Plan(WrittenPlan):
         return self.content.decode("utf-8")
 
     def price(self, **asked: Unpack[Asking]) -> PricedBudget:
-        """The budget this plan needs, priced by two accountants and signed by nobody.
+        """The budget this plan needs, priced by two accountants and signed by no one.
 
         Args:
             asked: ledger, the one that the budget may be spent from (its path, URL or id; by default any); why, the
-                justification that stands in the budget; valid_days, how long it may be spent;
-                unsafe_seeded_research_noise, reproducible noise that protects nobody, for experiments on public data.
+                justification that is in the budget; valid_days, how long it may be spent;
+                unsafe_seeded_research_noise, reproducible noise that protects no one, for experiments on public data.
         """
         asked.setdefault("why", _NO_REASON)
         with self._in_words_of_frames():
@@ -243,11 +244,11 @@ class Plan(WrittenPlan):
         Args:
             budget: the signed budget: a path, its bytes, or what `sign` returned.
             trust: whose signatures count: a trust file's path or object; None trusts the budget's own key and warns.
-            ledger: where the budget is spent; None makes a ledger that is thrown away, and warns.
+            ledger: where the budget is spent; None makes a ledger that is discarded, and warns.
             out: the folder for the run's files; None keeps them as long as the model lives.
-            resume: go on with an interrupted run in `out`.
+            resume: continue an interrupted run in `out`.
             root: the public key that signs the trust file, if one does.
-            anchor: the ledger's anchor file; by default beside a ledger file.
+            anchor: the ledger's anchor file; by default next to a ledger file.
             progress: called after each step.
 
         Guarantee: as `privfair.train`: nothing computed from records leaves except through the gate, under the budget.
@@ -255,7 +256,7 @@ class Plan(WrittenPlan):
         own = SignedBudget(envelope_of(budget)) if not isinstance(budget, SignedBudget) else budget
         if trust is None or ledger is None:
             warnings.warn(
-                "the budget is its own witness (no trust file, or a ledger that is thrown away): good for trying out, "
+                "the budget is its own witness (no trust file, or a ledger that is discarded): good for trying out, "
                 "and worth nothing to anybody else; give trust= and ledger=",
                 SelfSigned,
                 stacklevel=2,
@@ -364,7 +365,7 @@ class _Asked:
         return {**common, "minority-fraction": 0.5 / len(self.described.groups), "histogram-noise-ratio": 1.0}
 
     def treated_as_public(self) -> tuple[str, ...]:
-        """What the promise does not cover although it was read off the records."""
+        """What the promise does not cover although it was taken from the records."""
         if self.protect == "attribute":
             return self.described.of_attribute  # labels and features are not protected, so nothing else needs to be
         sizes = () if self.at_least is not None else ("the number of users",) if self.user else ("the silos' sizes",)
@@ -476,11 +477,11 @@ class TrainedModel:
         confidence: float | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> AuditReport:
-        """Doubt the run: conformance, probes, noise and attacks, as `privfair audit`.
+        """Audit the run: conformance, probes, noise and attacks, as `privfair audit`.
 
         Args:
             reruns: how often the statistical attack runs the training again (4 by default); 0 leaves it out.
-            seed: of the auditor's own coins.
+            seed: of the auditor's coins.
             confidence: of the lower bound on epsilon; by default what suits the algorithm (0.95; pay-once 0.999).
             progress: called with a sentence before each layer.
         """
@@ -502,12 +503,12 @@ class TrainedModel:
 
         Args:
             path: of the HTML file.
-            audit: what `audit` returned, to be shown beside the promise.
+            audit: what `audit` returned, to be shown next to the promise.
         """
         return report(self.folder, path, audit=audit, trust=self._trust)
 
     def save(self, path: str | Path) -> Path:
-        """Copy the run folder, without the secret that could go on with the run.
+        """Copy the run folder, without the secret that could continue the run.
 
         Args:
             path: a folder that does not exist yet.

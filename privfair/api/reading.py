@@ -16,9 +16,9 @@ from calibrate.manifest.verify import authenticate, read_unverified
 from calibrate.meaning import Meaning
 from calibrate.privacy_unit import EpsilonDelta
 from privfair.ledger import Ledger, LedgerAccess
+from privfair.run.open_run import TrustInForce
 from privfair.run.public import promise_of
 from privfair.run.signed_budget import BudgetSource, envelope_of
-from privfair.training import TrustInForce
 
 if TYPE_CHECKING:
     from audit.report.results import AuditReport
@@ -31,7 +31,7 @@ def explain(
     delta: float | None = None,
     trust: str | Path | TrustFile | None = None,
 ) -> Meaning:
-    """A promise in plain words: how often an observer can be right, and the trade-off curve.
+    """What a promise means: the attacker's best accuracy, and the trade-off curve.
 
     >>> import privfair as pf
     >>> f"{pf.explain(epsilon=1.0, delta=1e-5).right_guesses:.4f}"
@@ -41,7 +41,7 @@ def explain(
         budget: a signed budget; or give epsilon and delta.
         epsilon: the promise to explain, if there is no budget.
         delta: the delta that goes with it.
-        trust: whose signatures on the budget are checked; None checks nobody's.
+        trust: whose signatures on the budget are checked; None checks none.
     """
     if (budget is None) == (epsilon is None or delta is None):
         raise InvalidInput("budget", None, "or else epsilon and delta must be given", "give one of the two")
@@ -52,7 +52,7 @@ def explain(
     promise = promise_of(_document(budget, trust))
     if promise.epsilon is None:
         raise UnsupportedCombination(
-            "words for this budget", "it makes no finite promise: nobody is protected", "ask for a private budget"
+            "words for this budget", "it makes no finite promise: no one is protected", "ask for a private budget"
         )
     return Meaning(EpsilonDelta(promise.epsilon, promise.delta))
 
@@ -68,7 +68,7 @@ def compose(budgets: Iterable[BudgetSource], *, silos: int | None = None) -> Uni
 
     Args:
         budgets: signed budgets.
-        silos: in at most how many silos of each budget the person's data are; every silo unless given.
+        silos: in at most how many silos of each budget the person's data are; every silo by default.
 
     Guarantee: as `calibrate.compose.compose_beforehand`, for budgets that were signed without looking at one another's
     results; `calibrate.compose.compose` is the sum that holds for any.
@@ -105,17 +105,17 @@ def audit_run(
     budget_seconds: float | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> AuditReport:
-    """Doubt a run folder, as `privfair audit RUN`: its verdict, with every check and attack.
+    """Audit a run folder, as `privfair audit RUN`: its verdict, with every check and attack.
 
     Args:
         run: the folder that `privfair train`, `Plan.train` or `BudgetedRun` left.
-        trust: whose signatures count; None checks nobody's, and says so.
+        trust: whose signatures count; None checks none, and says so.
         ledger: the ledger it was spent from, to compare charges with releases.
-        anchor: the ledger's anchor file; by default beside a ledger file.
+        anchor: the ledger's anchor file; by default next to a ledger file.
         plan: the plan in its own place, if it names data files relative to it.
         trust_code: whether code that the folder brings may run.
         reruns: how often the statistical attack runs the training again (4 by default); 0 leaves it out.
-        seed: of the auditor's own coins.
+        seed: of the auditor's coins.
         confidence: of the lower bound on epsilon; by default what suits the algorithm (0.95; pay-once 0.999).
         budget_seconds: of processor time (60 by default), for trying units one by one, and for more reruns while an
             attack is as right as without noise.
@@ -140,7 +140,7 @@ def report(
         run: the run folder.
         path: of the HTML file to write.
         audit: what `audit_run` returned.
-        trust: whose signatures count; without it the page says in red that nobody checked them.
+        trust: whose signatures count; without it the page says in red that no one checked them.
     """
     signers = None if trust is None else TrustInForce(trust).file
     Path(path).write_text(render(report_content(Path(run), audit, signers)), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The random words behind batches: from the operating system, or reproducible where nobody is protected.
+"""The random words behind batches: from the operating system, or reproducible where no one is protected.
 
 Apart from the noise on purpose: batches are drawn by the engine, noise by the gate alone.
 """
@@ -73,7 +73,7 @@ def bernoulli(source: WordSource, size: int, probability: float) -> Indexes:
 
 
 def permutation(source: WordSource, size: int) -> Indexes:
-    """A uniformly random order: that of distinct random keys (drawn again if two are alike)."""
+    """A uniformly random order: that of distinct random keys (drawn again if two are the same)."""
     return np.argsort(_distinct_keys(source, size)).astype(np.int64)
 
 
@@ -88,7 +88,7 @@ def subset(source: WordSource, population: int, size: int) -> Indexes:
 def uniform_below(source: WordSource, bound: int, number: int) -> Indexes:
     """`number` independent whole numbers, exactly uniform on 0 .. bound - 1, by rejection."""
     if not 1 <= bound <= 1 << 62:
-        raise InvalidInput("bound", bound, "must lie in [1, 2^62]", "give fewer alternatives")
+        raise InvalidInput("bound", bound, "must be in [1, 2^62]", "give fewer alternatives")
     mask = np.uint64((1 << (bound - 1).bit_length()) - 1)
     out = np.empty(number, dtype=np.int64)
     missing = np.arange(number)

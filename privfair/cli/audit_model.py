@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from audit.executors import executor_of
 from audit.named import load_named, refuse_pickle, refuse_unknown_kind
-from audit.settings import BY_CLASS, BY_CORRECTNESS, CONFIDENCE, require_attack, require_models
+from audit.settings import BY_CLASS, BY_CORRECTNESS, CONFIDENCE, TRAINING_RUNS, require_attack, require_models
 from calibrate.errors import InvalidInput, PrivfairError, open_unit
 from calibrate.manifest.trust import FolderTrust
 from calibrate.manifest.verify import read_unverified
@@ -277,7 +277,9 @@ def model_command(
     help="What the attacker sees; beyond the final model the function must call watch (docs/audit-training.md).",
 )
 @click.option("--unit", help="Column that tells people apart; all records of one person share one coin.")
-@click.option("--runs", type=click.IntRange(min=1), default=32, show_default=True, help="How often to train.")
+@click.option(
+    "--runs", type=click.IntRange(min=1), default=TRAINING_RUNS, show_default=True, help="How often to train."
+)
 @click.option(
     *("--seconds", "--budget-seconds", "budget_seconds"),
     cls=Renamed,

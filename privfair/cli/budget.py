@@ -14,8 +14,7 @@ import click
 
 from calibrate.compose import compose, compose_beforehand
 from calibrate.errors import InvalidInput
-from calibrate.manifest.document import BudgetDocument, plan_digest
-from calibrate.manifest.draft import Issuer
+from calibrate.manifest.document import BudgetDocument, Issuer, plan_digest
 from calibrate.manifest.issue import (
     BudgetDraft,
     BudgetRequest,

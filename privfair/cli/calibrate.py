@@ -16,8 +16,7 @@ import click
 from rich.table import Table
 
 from calibrate.errors import InvalidInput
-from calibrate.manifest.document import BudgetDocument, LedgerBinding
-from calibrate.manifest.draft import VALID_DAYS, Issuer
+from calibrate.manifest.document import VALID_DAYS, BudgetDocument, Issuer, LedgerBinding
 from calibrate.manifest.issue import issue
 from calibrate.manifest.keys import load_private
 from calibrate.manifest.mechanism import AsPrintedGuarantee
@@ -30,12 +29,12 @@ from privfair.cli.config import ask_password
 from privfair.cli.options import FILE, Subcommands, asked, options, with_our_help
 from privfair.cli.output import answer, epsilon_text, print_json, print_rich, print_wrapped, progress_bar, table_lines
 from privfair.durable import write_named
-from privfair.ledger import Ledger
 from privfair.plan.plan import Plan, Promise, Unprotected, plan_from_flags, search_plan
 from privfair.plan.sections import nearest
 
 if TYPE_CHECKING:
     from calibrate.budget import CertifiedBudget
+    from calibrate.manifest.document import Issuer
     from calibrate.plans.alternatives import Alternative
 
 
@@ -129,6 +128,8 @@ def _ledger(text: str) -> LedgerBinding:
     named = re.fullmatch(r"(?:([^=/:]+)=)?(.+)", text)
     if named is None:
         raise click.UsageError("--ledger: name a ledger by its path or by its id, for example --ledger ledger.db")
+    from privfair.ledger import Ledger  # 0.2 s, which `--help` does not need
+
     silo, place = named.groups()
     return LedgerBinding(ledger=Ledger.identity_of(place), silo=silo)
 

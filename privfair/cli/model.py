@@ -32,9 +32,10 @@ from privfair.cli.output import number_text, print_json, print_wrapped, progress
 from privfair.durable import read_named, write_named
 from privfair.fairness.measurement import Measured
 from privfair.plan.plan import AS_IT_IS, Plan, ThresholdRule
-from privfair.run.prediction import predict
+from privfair.run.metrics import predict
+from privfair.run.open_run import TrustInForce
 from privfair.run.public import Progress, promise_of, read_signed_plan
-from privfair.training import TrainingResult, TrustInForce, execute, prepare, train_with_guards
+from privfair.training import TrainingResult, execute, prepare, train_with_guards
 
 _TRAIN_EXAMPLE = """
 \b

@@ -47,9 +47,9 @@ from privfair.federation.trial import (
 from privfair.integrations.desk.app import DeskPapers, serve
 from privfair.integrations.desk.books import open_books
 from privfair.run.folder import RunFolder
+from privfair.run.open_run import TrustInForce
 from privfair.run.prepare import prepare_site
 from privfair.run.record import RunRecord
-from privfair.training import TrustInForce
 
 _THERE = click.Path(path_type=Path, file_okay=False, exists=True)
 

@@ -93,7 +93,7 @@ def plain_or_one_hot(table: RawTable, name: str, values: tuple[str, ...]) -> NDA
 # Adult (census income, 1994): 45,222 complete records, 102 features, attribute sex.
 #
 # Encoding: the 6 numeric columns and one indicator for each value of the 7 categorical columns other than sex
-# (7 + 16 + 7 + 14 + 6 + 5 + 41 = 96), records with a missing cell left out. The papers have the same 102.
+# (7 + 16 + 7 + 14 + 6 + 5 + 41 = 96), records with a missing cell left out. Published work has the same 102.
 # `public-with-steps` adds 44 indicators: four numeric columns at eleven round values each.
 # Some features (relationship = Husband) all but name the sex of a record: attribute privacy protects what the
 # transcript adds to x and y, not what x tells by itself.
@@ -196,7 +196,7 @@ def _uci_adult(folder: Path) -> RawTable:
 #
 # Encoding: limit, age, 6 bills and 6 payments as numbers (14); education with its undocumented codes 0, 5, 6
 # counted as 4 "other" (4); marriage with code 0 counted as 3 "other" (3); the six repayment codes one-hot
-# (4 x 11 + 2 x 10 = 64, because code 1 does not occur in the two earliest months). The papers have the same 85.
+# (4 x 11 + 2 x 10 = 64, because code 1 does not occur in the two earliest months). Published work has the same 85.
 #
 # Source: UCI Machine Learning Repository, "Default of Credit Card Clients", CC BY 4.0.
 

@@ -225,7 +225,7 @@ def _look(
 
 
 def _is_count(names: Sequence[str]) -> bool:
-    """Whether these distinct numbers are 0, 1, 2, 3 and perhaps more, with gaps only among the large ones."""
+    """Whether these distinct numbers are 0, 1, 2, 3 and possibly more, with gaps only among the large ones."""
     return {"0", "1", "2", "3"} <= set(names) and all(name.isdecimal() for name in names)
 
 
@@ -239,7 +239,7 @@ def _spelled_once(found: Mapping[str, int]) -> tuple[tuple[str, ...], tuple[tupl
 
 
 def schema_text(seen: SeenFiles, confirmed: bool, user: str | None = None) -> str:
-    """A first schema.toml: one line per column, the lists as the files have them until somebody confirms them."""
+    """A first schema.toml: one line per column, the lists as the files have them until someone confirms them."""
     target, sensitive, ignored = (seen.of(r) for r in (ColumnRole.TARGET, ColumnRole.SENSITIVE, ColumnRole.LEFT_OUT))
     named = [column.name for column in sensitive]
     lines = ["# One line per column; take ranges and lists from a codebook, a form or a law, not from the files."]

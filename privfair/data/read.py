@@ -404,15 +404,14 @@ def _unzip(path: Path) -> bytes:
 
 def _read_parquet(path: Path) -> RawTable:
     try:
-        import pyarrow as pa
-        from pyarrow import parquet
+        from pyarrow import ArrowException, parquet
     except ImportError:
         raise InvalidInput(
             "file", str(path), "needs pyarrow to be read", "pip install 'privfair[train]' or convert to CSV"
         ) from None
     try:
         table = parquet.ParquetFile(path).read()
-    except (pa.ArrowException, UnicodeDecodeError, OSError):
+    except (ArrowException, UnicodeDecodeError, OSError):
         raise BadData(str(path), "is not a readable Parquet file", "write it again") from None
     return from_arrow(table, str(path))
 

@@ -22,8 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from calibrate.errors import InvalidInput, Refused
+from privfair.batches.participation import BatchHeader, BatchRecord, BatchWriter
 from privfair.batches.randomness import Indexes
-from privfair.batches.record import BatchHeader, BatchRecord, BatchWriter
 from privfair.federation.step_log import StepLog
 from privfair.run.folder import RunFolder
 from privfair.run.record import FIRST_SESSION, RunRecord, Session, append_session

@@ -31,8 +31,7 @@ from calibrate.errors import (
 from calibrate.manifest.keys import SigningKey, sign
 from calibrate.manifest.strict_json import canonical
 from privfair.algorithms.algorithm import Received
-from privfair.batches.participation import ToldParticipation
-from privfair.batches.record import BatchRecord
+from privfair.batches.participation import BatchRecord, ToldParticipation
 from privfair.contribution import Published
 from privfair.data.training_data import site_files
 from privfair.durable import replace_file
@@ -79,7 +78,7 @@ from privfair.federation.wire import (
 )
 from privfair.ledger import Ledger
 from privfair.run.folder import RunFolder
-from privfair.run.open_run import OpenRun, Trust
+from privfair.run.open_run import OpenRun, TrustInForce
 from privfair.run.prepare import PreparedRun
 from privfair.transcript import Transcript
 
@@ -124,7 +123,7 @@ class Guard:
         ledger: Ledger,
         log: logging.Logger,
         policy: Policy = ANYTHING,
-        trust: Trust | None = None,
+        trust: TrustInForce | None = None,
         key: SigningKey | None = None,
         sites_key: SitesKey | None = None,
     ) -> None:
@@ -491,7 +490,7 @@ class GuardOptions:
     """What a site decides beside manifest, data and ledger."""
 
     policy: Policy = ANYTHING
-    trust: Trust | None = None
+    trust: TrustInForce | None = None
     """The trust file in force, asked again at every block; None to trust the manifest as it was verified."""
     key: SigningKey | None = None
     """The silo's key, which signs its receipt, and its answers where the trust file lists it for a guard."""

@@ -27,6 +27,9 @@ from calibrate.sampling import Batch, Cyclic, Sampling
 from privfair.algorithms.algorithm import Algorithm, Message, Received, SiloTensors
 from privfair.batches.participation import (
     AskedParticipation,
+    BatchHeader,
+    BatchRecord,
+    BatchWriter,
     DrawnParticipation,
     Participation,
     PartyBatches,
@@ -35,7 +38,6 @@ from privfair.batches.participation import (
     word_source,
 )
 from privfair.batches.randomness import Indexes, SystemWords, WordSource
-from privfair.batches.record import BatchHeader, BatchRecord, BatchWriter
 from privfair.contribution import BoundedContribution, Published
 from privfair.federation.coordinator import (
     Greeting,

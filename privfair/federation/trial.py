@@ -28,8 +28,9 @@ from privfair.data.infer import silo_name, toml_key, toml_value
 from privfair.federation import flower, guard_socket, nvflare
 from privfair.federation.sockets import SocketTransport
 from privfair.ledger import Ledger
+from privfair.run.open_run import TrustInForce
 from privfair.run.public import read_signed_plan
-from privfair.training import TrustInForce, train_over_transport
+from privfair.training import train_over_transport
 
 _PRIVFAIR = [sys.executable, "-m", "privfair"]
 _SECONDS_TO_START = 600.0

@@ -7,15 +7,15 @@
     # path = "credit.csv"                #   from this file instead of the installed data package
     # scaling = "public"                 #   or "non-private-standardisation"
     # features = "pixels"                #   of images; or "oriented-gradients"
-    # files = ["north.csv", "south.csv"] # ... or files of your own, one per silo,
+    # files = ["north.csv", "south.csv"] # ... or your own files, one per silo,
     # schema = "schema.toml"             #   and what their columns mean (docs/data.md)
-    # test-files = ["n-test.csv", ...]   #   test records in files of their own
+    # test-files = ["n-test.csv", ...]   #   test records in separate files
     # (or a table [data.silos] and schema, where each site keeps its own file behind a guard: docs/how-to/federation.md)
     test-fraction = 0.25                 # of every silo's records; they train nothing (0: all train, none measures)
     seed = 0                             # of partition and split
     # split = "record"                   # record | position; left out: by record where units can be added or removed
     # id-column = "patient"              # by record: decided by this kept column, not by features and class
-    at-least = 5000                      # units that each silo has for sure, where units can be added or removed;
+    at-least = 5000                      # units that each silo has at least, where units can be added or removed;
                                          #   or a table [data.at-least] with a number for each silo
     # treated-as-public = ["classes"]    # taken from the records: the budget names it among what is not protected
 
@@ -35,15 +35,15 @@
     users = 1000                         # their public number, needed where users are protected
 
     [data.silos]                         # instead of dataset or files: the silos' names, and their public sizes in
-    north = 3000                         #   units: exact, or at least so many where units can be added or removed
+    north = 3000                         #   units: exact, or at least this number where units can be added or removed
 
     [data.identity]                      # which data set this is, whatever its size: budgets add up under this name
     name = "patients"
     custodian = "North Hospital"
     version = "2026"
 
-    [data.attributes]                    # left out: every silo holds the attributes of its own records
-    silos = ["registry"]                 # attributes lie in these silos, dealt out at random by the seed;
+    [data.attributes]                    # left out: every silo holds the attributes of its records
+    silos = ["registry"]                 # attributes are in these silos, dealt out at random by the seed;
     # files = ["registry.csv"]           #   or as these files say (the attribute, and the column `record`
     # record = "person"                  #   by which they are joined to the files of the records)
     # [data.attributes.registries]       #   or, where files stay at their sites, at these sites, with exact sizes;
@@ -117,8 +117,8 @@ DATASET_PLUGINS: Plugins[DatasetLoader] = Plugins(
 class BenchmarkScaling(Enum):
     """Which constants a benchmark's numeric columns are scaled with.
 
-    `PUBLIC` uses the constants written in the loader. `NON_PRIVATE_STANDARDISATION` is what the papers do: mean and
-    variance of the training records, which only runs that leave features unprotected accept.
+    `PUBLIC` uses the constants written in the loader. `NON_PRIVATE_STANDARDISATION` is what experiments do: mean
+    and variance of the training records, which only runs that leave features unprotected accept.
     `PUBLIC_WITH_STEPS` adds indicators of round values of some columns, where a loader knows any (Adult).
     """
 
@@ -178,7 +178,7 @@ class Heterogeneous(Checked):
         if self.cuts is not None and (len(self.cuts) != self.silos - 1 or sorted(set(self.cuts)) != [*self.cuts]):
             raise InvalidInput("cuts", self.cuts, "must be one fewer than silos, in ascending order", "list each once")
         if not 0 <= self.h <= 1:
-            raise InvalidInput("h", self.h, "must lie in [0, 1]", "0 is homogeneous, 1 fully heterogeneous")
+            raise InvalidInput("h", self.h, "must be in [0, 1]", "0 is homogeneous, 1 fully heterogeneous")
 
 
 @dataclass(frozen=True)
@@ -250,7 +250,7 @@ class SiteSource:
     """Files that stay at their own sites: the plan names the silos, and each site names its own file."""
 
     silos: Mapping[str, int]
-    """By name, the public size in units that is signed: exact, or a lower bound where units can be added or removed."""
+    """Signed: the public size of each silo in units, exact, or a lower bound if units can be added or removed."""
     schema: Path
 
     def __post_init__(self) -> None:
@@ -276,7 +276,7 @@ class PoissonUsers(Checked):
     mean: Positive = 2.0
     users: Count | None = None
     copies: Count = 1
-    """How often each user stands in a hypothetical population; more than once only for research."""
+    """How often each user is in a hypothetical population; more than once only for research."""
 
 
 @dataclass(frozen=True)
@@ -304,7 +304,7 @@ class DealtAttributes:
 
 @dataclass(frozen=True)
 class AttributesInFiles:
-    """Attributes apart from records, in files of their own: one per sensitive silo, joined by the column `record`."""
+    """Attributes apart from records, in separate files: one per sensitive silo, joined by the column `record`."""
 
     files: tuple[Path, ...]
     record: str
@@ -316,7 +316,7 @@ class AttributesInFiles:
 
 @dataclass(frozen=True)
 class AttributesAtSites:
-    """Attributes apart from records, at sites of their own: the registries' exact sizes, joined by `record`."""
+    """Attributes apart from records, at separate sites: the registries' exact sizes, joined by `record`."""
 
     registries: Mapping[str, int]
     record: str
@@ -344,7 +344,7 @@ class _Keys:
     split: SplitRule | None = None
     id_column: str | None = None
     at_least: int | Mapping[str, int] | None = None
-    """A public lower bound of each silo's units, for all silos or by name."""
+    """A public lower bound of each silo's units, for all silos or for each."""
     treated_as_public: tuple[str, ...] = ()
     """What was taken from the records, such as classes of a frame; the budget names it as not protected."""
 
@@ -380,7 +380,7 @@ class DataPlan(_Keys):
             raise InvalidInput(
                 "[data.attributes] registries",
                 "(a table)",
-                "are sites of their own, and this plan names files",
+                "are separate sites, and this plan names files",
                 "write files = [...] under [data.attributes], or [data.silos] in place of files",
             )
         if self.test_fraction != 0:
@@ -389,23 +389,21 @@ class DataPlan(_Keys):
         if isinstance(self.source, SiteSource):
             self._require_sites()
         if self.unfair is not None and not isinstance(self.source, BenchmarkSource):
-            raise InvalidInput(
-                "[data.unfair]", "(a table)", "is for images, not for files of one's own", "name a dataset"
-            )
+            raise InvalidInput("[data.unfair]", "(a table)", "is for images, not for your own files", "name a dataset")
         if self.users is not None and self.partition is not None:
             raise InvalidInput(
                 "[data.users]", "(a table)", "excludes [data.partition]", "users are one party: drop the partition"
             )
 
     def _require_sites(self) -> None:
-        """Refuse, by name, what needs the files of several sites in one place."""
+        """Refuse what needs the files of several sites in one place."""
         sized = self.at_least is not None and not isinstance(self.users, UsersOfColumn)
         at_sites = self.attributes is None or isinstance(self.attributes, AttributesAtSites)
         for key, given, why in (
             ("[data.partition]", self.partition is not None, "cuts records that no site may see together"),
             ("[data.attributes] silos or files", not at_sites, "would be read in one place; name registries"),
             ("[data.unfair]", self.unfair is not None, "is for images"),
-            ("[data] at-least", sized, "is said by the sizes in [data.silos]"),
+            ("[data] at-least", sized, "follows from the sizes in [data.silos]"),
             ("[data] treated-as-public", bool(self.treated_as_public), "is for frames of one process"),
             ("[data] split", self.split is not None, "means nothing: no record is held out at a site"),
         ):
@@ -479,7 +477,7 @@ def _attributes(table: Mapping[str, Any], folder: Path) -> DealtAttributes | Att
 
 
 def _one_of(place: str, table: Mapping[str, Any], kinds: Mapping[str, Kind], remedy: str) -> Kind:
-    """The kind whose key stands in the table; exactly one of the keys must."""
+    """The kind whose key is in the table; exactly one of the keys must."""
     given = [kind for key, kind in kinds.items() if key in table]
     if len(given) != 1:
         first, *others = kinds

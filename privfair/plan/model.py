@@ -1,9 +1,9 @@
-"""The [training.min-max] table: a min-max loss of one's own under a `gaussian` plan with two noise ratios.
+"""The [training.min-max] table: the user's min-max loss under a `gaussian` plan with two noise ratios.
 
 ::
 
     [training.min-max]
-    file = "game.py"                     # beside the plan; defines loss(theta, w, x, y, s) of one record, in torch
+    file = "game.py"                     # next to the plan; defines loss(theta, w, x, y, s) of one record, in torch
     w-size = 4                           # length of w, which starts at zero
     theta-clip = 1.0                     # of each record's gradient in theta, and in w
     w-clip = 1.0
@@ -47,7 +47,7 @@ from privfair.plan.sections import BelowOne, Checked, Count, Positive, key_names
 #     # architecture = "compact" # cnn: compact | strided | fedavg | fedavg-unpadded
 #     # trees = 240              # trees: how many, one per round; for fair-plugin with protect = "attribute"
 #     # leaves = 15              # trees: of each tree, at most
-#     # file = "net.py"          # module: a Python file beside the plan ...
+#     # file = "net.py"          # module: a Python file next to the plan ...
 #     # function = "build"       # ... and the function in it that makes a torch.nn.Module
 #     # sha256 = "..."           # module: if given, the file must have this digest
 #     # name = "my-net"          # plugin: the entry point of another package in the group privfair.models
@@ -83,7 +83,7 @@ _KEYS = {
 }
 
 ModuleMaker = Callable[[tuple[int, ...], int], torch.nn.Module]
-"""A model of another package: the module for records of this shape and so many classes."""
+"""A model of another package: the module for records of this shape and this number of classes."""
 
 
 def _read_maker(name: str, found: object) -> ModuleMaker | None:
@@ -98,7 +98,7 @@ MODEL_PLUGINS: Plugins[ModuleMaker] = Plugins(
 
 @dataclass(frozen=True)
 class RuleForm:
-    """What decides the form of a fair rule (`FairRule`) beside its two models."""
+    """What decides the form of a fair rule (`FairRule`) next to its two models."""
 
     groups: int
     opportunity: bool

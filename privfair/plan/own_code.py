@@ -1,7 +1,7 @@
-"""The user's own Python files beside a plan: read once, bound by their digest, and run from exactly those bytes.
+"""The user's own Python files next to a plan: read once, bound by their digest, and run from exactly those bytes.
 
-A file is compiled from the bytes that were hashed; the import system, and with it any `.pyc` beside the file, is never
-asked. Whoever signs a budget signs the digest of each such file, and training refuses any other.
+A file is compiled from the bytes that were hashed; the import system, and with it any `.pyc` next to the file, is never
+asked. Anyone who signs a budget signs the digest of each such file, and training refuses any other.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from calibrate.errors import InvalidInput, PrivfairError
 
 @dataclass(frozen=True)
 class UserFunction:
-    """One function of a file of the user's own."""
+    """One function of the user's file."""
 
     place: str
     """The plan's table that names the file, for messages."""
@@ -33,9 +33,9 @@ class UserFunction:
     def read(
         cls, place: str, folder: Path, file: str | None, function: str, sha256: str | None, example: str
     ) -> UserFunction:
-        """Read `file`, which must lie in the plan's own `folder` and have the digest `sha256` if one is given.
+        """Read `file`, which must be in the plan's own `folder` and have the digest `sha256` if one is given.
 
-        A file elsewhere is refused, because the run folder keeps a copy beside its plan.
+        A file elsewhere is refused, because the run folder keeps a copy next to its plan.
         """
         if file is None or Path(file).name != file or not file.endswith(".py"):
             rule = "must be a .py file in the plan's own folder"
@@ -45,7 +45,7 @@ class UserFunction:
             source = path.read_bytes()
         except OSError as error:
             rule = f"cannot be read ({error.strerror})"
-            raise InvalidInput(f"[{place}] file", str(path), rule, "put it beside the plan") from error
+            raise InvalidInput(f"[{place}] file", str(path), rule, "put it next to the plan") from error
         found = cls(place, path, function, source)
         if sha256 is not None and found.sha256 != sha256:
             rule = f"is not the digest of {path}"
@@ -70,7 +70,7 @@ class UserFunction:
         return found
 
     def run(self) -> ModuleType:
-        """Run the file, from exactly the bytes that were read, as a module of its own."""
+        """Run the file, from exactly the bytes that were read, as its own module."""
         module = ModuleType(f"privfair_own_code_{self.sha256[:16]}")
         module.__file__ = str(self.path)
         sys.modules[module.__name__] = module  # dataclasses look their own module up
@@ -80,7 +80,7 @@ class UserFunction:
 
     @contextmanager
     def running(self, what: str) -> Iterator[None]:
-        """Turn whatever the user's code raises, an exit included, into one sentence that names file and line."""
+        """Turn whatever the user's code raises, an exit included, into a sentence that names file and line."""
         try:
             yield
         except PrivfairError:

@@ -11,7 +11,7 @@ Five keys are enough; the algorithm and its settings follow from them and from s
 Tables override what follows from them; without those keys a plan says everything itself::
 
     algorithm = "steffle"
-    guarantee = "calibrated"     # or "as-printed" (a paper's own noise), or {none = "why"}; calibrated unless given
+    guarantee = "calibrated"     # or "as-printed" (a paper's own noise), or {none = "why"}; calibrated by default
     noise-source = "system"      # or "seeded-research": reproducible noise that protects no one
 
     [target]                     # the promise; --epsilon and --delta may give it instead
@@ -29,12 +29,12 @@ Tables override what follows from them; without those keys a plan says everythin
     [data]                       # which data (read by `privfair train`)
     [training]                   # how to train (read by `privfair train`)
 
-    [decision]                   # from which probability on the positive class is predicted; one half unless given
-    target-gap = 0.05            # or threshold, or target-rate; a target is read off the held-out records
+    [decision]                   # from which probability on the positive class is predicted; one half by default
+    target-gap = 0.05            # or threshold, or target-rate; a target is taken from the held-out records
 
     [search]
     tries = 10                   # on average; the number itself is random and stays secret
-    shape = 0                    # of the law of that number; 0 unless given, 1 is the geometric law
+    shape = 0                    # of the law of that number; 0 by default, 1 is the geometric law
     score = "accuracy"           # on the held-out records: accuracy, balanced_accuracy, auc or loss
 
     [[search.settings]]          # each try takes one of these at random, over what [training] says
@@ -147,7 +147,7 @@ class Plan:
     """Noise of a seed, which protects no one."""
     decision: ThresholdRule = AS_IT_IS
     beside: Mapping[str, bytes] = field(default_factory=dict, repr=False)
-    """By name, the files next to a short plan that decide what it leaves out; a copy of the plan needs them."""
+    """The files next to a short plan that decide what it leaves out, with their names; a copy of it needs them."""
 
     @classmethod
     def read(cls, path: Path) -> Self:
@@ -249,7 +249,7 @@ MISSING_NAME = "missing"
 
 @dataclass(frozen=True)
 class _Lists:
-    """What a schema file tells about a plan: the numbers of classes and groups, the users' column, the file's bytes."""
+    """What a plan needs of a schema file: the numbers of classes and groups, the users' column, the file's bytes."""
 
     classes: int
     groups: int
@@ -258,7 +258,7 @@ class _Lists:
 
 
 def _read_lists(path: Path) -> _Lists:
-    """The lists of the schema next to a short plan; mistakes in them are for whoever reads the whole schema."""
+    """The lists of the schema next to a short plan; mistakes in them are for anyone who reads the whole schema."""
     try:
         content = path.read_bytes()
     except OSError as error:
@@ -381,7 +381,7 @@ def _canonical(document: Mapping[str, Any]) -> bytes:
 # The [search] section: which settings to try, how often, and by what the best try is known.
 
 _OF_THE_RUN = ("rounds", "signed-rounds", "model", "retention", "block", "positive", "sampling", "batch-size")
-"""What all tries have in common: what is signed, and what a score must mean for all of them alike."""
+"""What all tries have in common: what is signed, and what a score must mean for all of them."""
 _MOST_SETTINGS = 1000
 
 

@@ -1,7 +1,7 @@
 """A table of a TOML file as a frozen dataclass: every key known, every value of its type and rule, mistakes named.
 
 A class lists its fields as `learning_rate: Positive = 0.5`; `Checked` applies every rule at construction, and
-`read_section` reads a table into it by name.
+`read_section` reads a table into its fields.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def _adapter(kind: type[DataclassInstance]) -> TypeAdapter[Any]:
 def read_section(kind: type[Section], place: str, mapping: Mapping[str, Any], folder: Path = Path()) -> Section:
     """The section of type `kind` with these keys, read by pydantic as strictly as JSON: no text becomes a number.
 
-    Dashes and underscores in keys are alike, and paths are relative to `folder`, the plan's own. `place` is the
+    Dashes and underscores in keys are the same, and paths are relative to `folder`, the plan's own. `place` is the
     table's name, for error messages.
     """
     refuse_unknown(place, mapping, key_names(kind))
@@ -86,7 +86,7 @@ _RULES = {
 
 
 def as_invalid_input(broken: ValidationError, place: str) -> InvalidInput:
-    """The first complaint of pydantic about the table `place` as the one sentence that a plan's mistakes get."""
+    """The first complaint of pydantic about the table `place` in the words that a plan's mistakes have."""
     fault = broken.errors(include_url=False)[0]
     cause = fault.get("ctx", {}).get("error")
     if isinstance(cause, InvalidInput):
@@ -117,7 +117,7 @@ def _inside(folder: Path, value: object) -> Path | tuple[Path, ...] | None:
 
 
 def _short(value: Any) -> Any:
-    """A whole table in an error message helps nobody."""
+    """A whole table in an error message helps no one."""
     return "(a table)" if isinstance(value, Mapping) else value
 
 
@@ -129,9 +129,9 @@ def at_least_zero(argument: str, value: float) -> float:
 
 
 def below_one(argument: str, value: float) -> float:
-    """The value of `argument`, if it lies in [0, 1); refused otherwise."""
+    """The value of `argument`, if it is in [0, 1); refused otherwise."""
     if not 0 <= value < 1:
-        raise InvalidInput(argument, value, "must lie in [0, 1)", "0 forgets at once, 0.9 averages")
+        raise InvalidInput(argument, value, "must be in [0, 1)", "0 forgets at once, 0.9 averages")
     return value
 
 
@@ -169,7 +169,7 @@ class Options(Checked):
 
 
 def _check(argument: str, value: Any, hint: Any) -> None:
-    """Apply the rule of an annotated type, also inside `tuple[...]`, `... | None` and beside a word like "auto"."""
+    """Apply the rule of an annotated type, also inside `tuple[...]`, `... | None` and next to a word like "auto"."""
     if value is None or isinstance(value, str):
         return
     for rule in getattr(hint, "__metadata__", ()):

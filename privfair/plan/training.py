@@ -5,11 +5,11 @@
     [training]
     rounds = 200              # updates to make; a private plan takes [privacy] rounds, and fewer may be asked for
     signed-rounds = 264       # only without a promise: rounds to sign, with some to spare for interruptions
-    seed = 0                  # of the first model; of batches only where nobody is promised privacy
+    seed = 0                  # of the first model; of batches only where no one is promised privacy
     measure-every = "auto"    # steps between two lines of metrics.jsonl; auto: about a hundred lines per run
     positive = "defaults"     # the class of the one-sided gaps; default: the second
     batch-size = 256          # only without a promise: under a promise the manifest says how batches are drawn
-    sampling = "shuffled"     # shuffled | poisson | fixed | with-replacement | full, likewise
+    sampling = "shuffled"     # shuffled | poisson | fixed | with-replacement | full; without a promise
     block = 32                # rounds charged ahead in the ledger, default a 32nd of all, at most 32; a crash
                               # loses the rest of a block
     retention = 20            # the transcript keeps every k-th step in full, and digests of all;
@@ -27,24 +27,29 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, Literal, assert_never
 
-from calibrate.errors import InvalidInput, count
+from calibrate.errors import InvalidInput, UnsupportedCombination, count
+from calibrate.manifest.document import BudgetDocument, DataBinding
 from calibrate.plans import PLAN_PLUGINS
 from calibrate.plans.clipped_sums import FpflPlan
 from calibrate.plans.fair_plugin import FairPluginPlan
 from calibrate.plans.steffle import StefflePlan
-from calibrate.sampling import Batch, FixedSize, Poisson, Sampling, ShuffledEpochs, WithReplacement
+from calibrate.sampling import Batch, FixedSize, Poisson, Sampling, SamplingName, ShuffledEpochs, WithReplacement
+from privfair.algorithms.algorithm import Algorithm
 from privfair.algorithms.fair_plugin import FairPluginOptions
-from privfair.algorithms.recipe import MIN_MAX, Parameters, Recipe, Unpriced
+from privfair.algorithms.recipe import MIN_MAX, Blueprint, Parameters, Recipe, Unpriced
 from privfair.algorithms.registry import ALGORITHM_PLUGINS, methods_of, recipe_named
 from privfair.fairness.fermi import Independence
+from privfair.federation.coordinator import PublicFacts
 from privfair.models.alone_module import ISOLATION_ASSUMED
-from privfair.plan.data import DataPlan, PluginSource, read_data_plan
+from privfair.models.model import Model
+from privfair.plan.data import AttributesAtSites, DataPlan, PluginSource, read_data_plan
 from privfair.plan.model import (
     MODEL_PLUGINS,
     MinMaxPlan,
     ModelKind,
     ModelPlan,
     RuleForm,
+    build_model,
     read_min_max_plan,
     read_model_plan,
 )
@@ -66,13 +71,13 @@ _LARGEST_BLOCK = 32
 _OF_COHORTS = ("fpfl", "tran")
 """The algorithms that draw cohorts of users, for which there may be a hypothetical population."""
 _MEASUREMENTS = 100
-"""About so many lines has metrics.jsonl, if nobody says how many: a measurement can cost more than a round."""
+"""The number of lines that metrics.jsonl has by default, about: a measurement can cost more than a round."""
 _LOST_SHARE = 32
 """A crash may cost this part of the signed rounds, if no block is asked for."""
 
 
 def block_for(signed: int) -> int:
-    """Rounds to charge ahead, if nobody says how many."""
+    """Rounds to charge ahead by default."""
     return max(1, min(_LARGEST_BLOCK, signed // _LOST_SHARE))
 
 
@@ -124,10 +129,10 @@ class TrainingPlan:
     own: Options
     """The algorithm's own options, of the recipe's type."""
     min_max: MinMaxPlan | None = None
-    """A loss of the user's own, for `gaussian` alone."""
+    """The user's own loss, for `gaussian` alone."""
 
     def own_code(self) -> dict[str, bytes]:
-        """The user's own files that the run needs, by name, to be kept with it."""
+        """The user's own files that the run needs, with their names, to be kept with it."""
         code = (self.model.code, None if self.min_max is None else self.min_max.code)
         return {one.name: one.source for one in code if one is not None}
 
@@ -138,7 +143,7 @@ class TrainingPlan:
         return tuple(dict.fromkeys((*self.model.assumptions, *alone)))
 
     def code_digests(self) -> dict[str, str]:
-        """The SHA-256 of each of the user's own files, by name, and of each package that a plug-in comes from."""
+        """The SHA-256 of each of the user's files, with its name, and of each package that a plug-in comes from."""
         own = {name: hashlib.sha256(content).hexdigest() for name, content in self.own_code().items()}
         model = MODEL_PLUGINS.code(self.model.name or "") if self.model.kind is ModelKind.PLUGIN else {}
         method = ALGORITHM_PLUGINS.code(self.recipe.key)
@@ -160,7 +165,7 @@ class TrainingPlan:
         return count("rounds", rounds)
 
     def updates(self, signed: int) -> int:
-        """The updates to make under a manifest that signed so many rounds."""
+        """The updates to make under a manifest that signed this number of rounds."""
         wanted = signed if self.training.rounds is None else self.training.rounds
         if wanted > signed:
             raise InvalidInput(
@@ -199,6 +204,51 @@ class TrainingPlan:
         return _sampling(choice, smallest, size)
 
 
+def build(
+    plan: TrainingPlan,
+    facts: PublicFacts,
+    parameters: Parameters,
+    signed: DataBinding,
+    document: BudgetDocument | None = None,
+) -> tuple[Model, Algorithm[Any]]:
+    """Model and algorithm of a plan, from its parameters and public facts about the data alone.
+
+    Under a verified manifest (`document`) the parameters are those that `require_signed` returns, and `signed` are its
+    names and sizes; without one they are those about to be signed.
+    """
+    model = build_model(plan.model, facts.feature_shape, facts.classes)
+    blueprint = Blueprint(
+        model=model,
+        options=plan.own,
+        parameters=parameters,
+        parties=tuple((silo.name, silo.size) for silo in signed.silos),
+        clients=facts.clients,
+        sensitive=facts.sensitive,
+        min_max=plan.min_max,
+        feature_shape=facts.feature_shape,
+        groups=facts.groups,
+        rounds=plan.updates(plan.planned_rounds if document is None else document.rounds),
+        document=document,
+        seed=plan.training.seed,
+    )
+    if blueprint.sensitive and not plan.recipe.attributes_apart:
+        raise InvalidInput(
+            "[data.attributes]",
+            list(blueprint.sensitive),
+            f"is not known to {plan.recipe.name}, whose silos hold the attributes of their records",
+            "use steffle, or drop the table",
+        )
+    by_chance = (SamplingName.POISSON, SamplingName.WITH_REPLACEMENT)
+    at_sites = isinstance(plan.data.attributes, AttributesAtSites)
+    if at_sites and isinstance(parameters, StefflePlan) and parameters.sampling in by_chance:
+        raise UnsupportedCombination(
+            "batches drawn by chance, of registries at separate sites",
+            "a registry can count how often a record is asked for, and can't see whether chance decided it",
+            'write sampling = "shuffled" or "full", or train in one process with files = [...]',
+        )
+    return model, plan.recipe.build(blueprint)
+
+
 def plugin_digests(algorithm: str, data: DataPlan | None = None) -> dict[str, str]:
     """The digests of the packages that bring a plan, its algorithm and its data set; none for what is built in."""
     found = PLAN_PLUGINS.code(algorithm) | ALGORITHM_PLUGINS.code(algorithm)
@@ -221,7 +271,7 @@ def training_plan(file: Plan) -> TrainingPlan:
             raise InvalidInput(f"[{name}]", None, "is needed to train", f"add [{name}] to the plan (docs/training.md)")
     if recipe.baseline and file.privacy:
         raise InvalidInput(
-            "[privacy]", "(a table)", f"has no meaning for {recipe.name}, which protects nobody", "drop it"
+            "[privacy]", "(a table)", f"has no meaning for {recipe.name}, which protects no one", "drop it"
         )
     if recipe.name not in _OF_COHORTS and "copies" in (file.data.get("users") or {}):
         raise InvalidInput(
@@ -283,7 +333,7 @@ def _only(given: Mapping[str, Any], kind: type[TrainingOptions] | type[Options])
 
 
 def _planned_batches(parameters: Parameters) -> tuple[BatchChoice | None, int | None]:
-    """How the private plan draws its batches, and their size, as far as it is known."""
+    """How the private plan draws its batches, and their size, if it is known."""
     match parameters:
         case StefflePlan():
             return BatchChoice(parameters.sampling.value), parameters.batch_size

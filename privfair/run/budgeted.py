@@ -42,11 +42,10 @@ from privfair.gate import Gate
 from privfair.ledger import Ledger
 from privfair.plan.training import block_for
 from privfair.run.folder import RunFolder
-from privfair.run.open_run import OpenRun
+from privfair.run.open_run import OpenRun, TrustInForce
 from privfair.run.public import RunPromise, promise_of
 from privfair.run.record import RunRecord, Status
 from privfair.run.signed_budget import BudgetSource, envelope_of
-from privfair.training import TrustInForce
 from privfair.transcript import Transcript, ValueSpec
 
 _FOR_LOOPS = (AlgorithmName.OWN_LOOP.value, AlgorithmName.GAUSSIAN.value)
@@ -63,7 +62,7 @@ class BudgetedRound:
     step: int
     """How many rounds the run made before this one."""
     batch: Indexes
-    """Which units take part, as indexes into 0 .. units - 1, drawn as the manifest says; perhaps none."""
+    """Which units take part, as indexes into 0 .. units - 1, drawn as the manifest says; possibly none."""
     _run: BudgetedRun = field(repr=False)
     _sent: dict[str, Published] = field(default_factory=dict, repr=False)
 
@@ -112,16 +111,16 @@ class BudgetedRun:
         ledger: the ledger that the budget is spent from (a path or a PostgreSQL URL); made by `privfair ledger init`.
         units: how many protected units (records, or users) this silo has: at least the signed lower bound, and exactly
             the signed number where units are replaced and not added or removed. Batches are drawn from all of them.
-        shapes: the shape of each value that the loop publishes, by name; by default those that were signed.
+        shapes: the shape of each value that the loop publishes, with its name as key; by default the signed ones.
         out: the folder for the run's files, which `privfair audit` reads; None keeps them in a temporary folder that is
             deleted at the end, so that the run can neither be resumed nor audited.
         party: which silo of the manifest this is; needed where it names several.
-        resume: go on with the run in `out` after an interruption: fresh rounds only, what was charged stays spent.
+        resume: continue the run in `out` after an interruption: fresh rounds only, what was charged stays spent.
         plan: the plan file that the manifest was issued from, if there was one.
         code: the caller's own files whose digests were signed with the budget.
         root: the public key that signs the trust file, if one does.
-        anchor: the ledger's anchor file; by default beside a ledger file.
-        seed: of noise and batches under seeded research noise, which protects nobody; else unused.
+        anchor: the ledger's anchor file; by default next to a ledger file.
+        seed: of noise and batches under seeded research noise, which protects no one; else unused.
         block: rounds charged ahead; a crash loses the rest of a block.
 
     Guarantee: a value leaves only through the gate, in a round that is charged on disk before the loop's body runs,
@@ -130,7 +129,7 @@ class BudgetedRun:
     and lets out nothing else (those are the manifest's assumptions; nothing in this process can enforce them).
 
     Leaving the `with` block ends the run and lets unspent rounds lapse; leaving it by an exception (Ctrl-C too) keeps
-    the claim open, so that `resume=True` goes on.
+    the claim open, so that `resume=True` continues.
 
     >>> import tempfile
     >>> import numpy as np
@@ -239,7 +238,7 @@ class BudgetedRun:
 
     def __enter__(self) -> BudgetedRun:
         if self._open is not None or self._finished:
-            raise Refused("this run was opened before; make another BudgetedRun, with resume=True to go on")
+            raise Refused("this run was opened before; make another BudgetedRun, with resume=True to continue")
         with ExitStack() as stack:
             self._open = _open(self, stack)
             self._closing = stack.pop_all()
@@ -281,7 +280,7 @@ class BudgetedRun:
             )
         if document.retention is not None:
             raise Step.PLAN.refuse(
-                "the budget keeps digests of most values, and a loop of one's own saves no checkpoint to go on from",
+                "the budget keeps digests of most values, and the caller's loop saves no checkpoint to continue from",
                 "ask for a budget without retention",
             )
         signed = self._plan
@@ -322,7 +321,7 @@ class _Loop:
 
     def send(self, of: BudgetedRound, message: Message) -> None:
         if of is not self.current:
-            raise GateRefused(f"round {of.number} is over; publish within the body of its own round")
+            raise GateRefused(f"round {of.number} is over; publish within the body of its round")
         self.steps.send(self.run.party, message, of._sent)
 
     def interrupt(self) -> None:
@@ -340,7 +339,7 @@ def _open(run: BudgetedRun, stack: ExitStack) -> _Loop:
     """Folder, ledger, claim, gate and batches; what is opened is closed by `stack`, in reverse order."""
     path = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "run" if run._out is None else Path(run._out)
     if run._out is None and run._resume:
-        raise InvalidInput("resume", True, "needs the folder of the run to go on with", "give out=...")
+        raise InvalidInput("resume", True, "needs the folder of the run to continue", "give out=...")
     ledger = stack.enter_context(Ledger.open(run._place, run._anchor))
     folder = RunFolder.create(path, resume=run._resume)
     going_on = folder.begun

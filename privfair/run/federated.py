@@ -1,7 +1,7 @@
 """A run over guards, from the coordinator's side: it holds the state and the model, and neither a record nor a ledger.
 
 The state follows from what the guards published, and guards send the same bytes again; so a coordinator that was killed
-goes on from its last checkpoint, or from the very beginning, without a single new round.
+continues from its last checkpoint, or from the very beginning, without a single new round.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class FederatedRun(RunObserver):
         self._record = RunRecord.begun(signed.manifest, self._updates, scheme, **where)
 
     def train(self) -> RunRecord:
-        """Begin, or go on where this folder's run stopped; the document of run.json."""
+        """Begin, or continue where this folder's run stopped; the document of run.json."""
         folder = self._folder
         self._require_same_run()
         for name, content in {
@@ -127,7 +127,7 @@ def train_over(
     values are the same. With several parties it is refused. `key` signs questions, where the trust file lists keys of
     coordinators and guards.
 
-    Guarantee: none of its own, and none is needed: every party publishes under its own gate and ledger, and `out` holds
+    Guarantee: none, and none is needed: every party publishes under its own gate and ledger, and `out` holds
     what follows from that.
     """
     folder = RunFolder.create(out, resume=resume)

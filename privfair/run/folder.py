@@ -36,7 +36,7 @@ RUN_VERSION = 1
 #     plan.toml       the plan, byte for byte as signed; of a plan with five keys also its schema.toml
 #     budget.json     the signed manifest that was spent
 #     run.json        what ran: promise, digests, versions, how far it got, the last metrics
-#     claim.token     the secret that lets this run go on after a crash (mode 0600)
+#     claim.token     the secret that lets this run continue after a crash (mode 0600)
 #     sessions.jsonl  one line per process: which rounds are its own
 #     transcript.bin  every published value
 #     batches.bin     who took part in each round, only where the manifest counts that as known
@@ -87,7 +87,7 @@ class RunFolder:
             if resume:
                 return folder
             raise InvalidInput(
-                "--out", str(path), "holds a run already", "add --resume to go on with it, or name another folder"
+                "--out", str(path), "holds a run already", "add --resume to continue it, or name another folder"
             )
         try:
             folder.path.mkdir(parents=True, exist_ok=True)
@@ -112,7 +112,7 @@ class RunFolder:
 
     @property
     def _prepared(self) -> tuple[Path, ...]:
-        """What is written before a run counts as begun."""
+        """What is written before a run is treated as begun."""
         return (self.plan, self.manifest, self.encoding, self.metrics, self.origin)
 
     @property
@@ -236,7 +236,7 @@ def readable_difference(folder: RunFolder, model: LogisticRegression, theta: Ten
 
 
 def state_dict(model: Model, theta: Tensor) -> dict[str, Tensor]:
-    """The parameters by name, as torch's own layers name them; linear models have weight and bias."""
+    """The parameters with their names, as torch's own layers name them; linear models have weight and bias."""
     return {name: value.detach().clone() for name, value in model.named_parameters(theta).items()}
 
 
@@ -255,7 +255,7 @@ def _theta(model: Model, saved: dict[str, Tensor]) -> Tensor:
 # The state of a run on disk, as plain arrays (npz without pickle), put in place at one stroke.
 #
 # A checkpoint only saves time: whatever it holds follows from the transcript, and it never says what is spent.
-# That is the ledger's to know, so an old checkpoint put back gives an old model and no new rounds.
+# That is the ledger's to know, so restoring an old checkpoint gives an old model and no new rounds.
 
 _STATE = "state."
 

@@ -7,9 +7,12 @@
         position = train_until(run.algorithm, parties, position, run.updates, observers)
         spending.finish(position)
 
-A *step* is one update of the model. It uses up one *round* of the budget, and the ledger charges rounds in *blocks*
-ahead of their use. The *transcript* is the file of every published value, the *claim* the ledger's entry that this run,
-which holds a secret token, spends the budget. The *trust file* names the keys whose signatures count.
+`budget` is *verified*: `calibrate.manifest.verify` has checked its signatures, dates, plan, code and data, and nothing
+else makes a `VerifiedManifest`. A *step* is one update of the model. It uses up one *round* of the budget, and the
+ledger charges rounds in *blocks* ahead of their use. The *transcript* is the file of every published value, the *claim*
+the ledger's entry that this run, which holds a secret token, spends the budget. The *trust file* names the keys whose
+signatures are accepted. A *session* is what one process does of a run; `sessions.jsonl` has a line for each. Rounds of
+a step that was interrupted are *carried*: their values are published, and the next session finishes the step with them.
 
 1. `begin` asks the trust file, writes the run's files and a secret token, and claims the budget in the ledger with it;
    `resume` takes the claim of a folder's token up again, with fresh rounds only. A claim charges nothing yet.
@@ -19,7 +22,8 @@ which holds a secret token, spends the budget. The *trust file* names the keys w
    ledger charges the block on disk, and only then a round is open.
 4. What a silo computes in the round passes the gate (`privfair.gate`), which checks it against the budget, draws the
    noise and writes the transcript. Asked for the same step with the same state again, a silo sends the same value.
-5. `finish` closes transcript and claim. Leaving the `with` block without it keeps the claim open for `resume`.
+5. `checkpoint` saves the state at the end of a block. `finish` closes transcript and claim. Leaving the `with` block
+   without it keeps the claim open for `resume`.
 """
 
 from __future__ import annotations
@@ -28,18 +32,19 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar, final
+from typing import TYPE_CHECKING, Any, Self, TypeVar, final
 
-from calibrate.errors import GateRefused, PrivfairError, Refused
+from calibrate.errors import GateRefused, InvalidInput, PrivfairError, Refused
+from calibrate.manifest.keys import load_public
 from calibrate.manifest.mechanism import NoiseSource, NoPrivacyPromised
-from calibrate.manifest.trust import TrustFile, TrustSeen
-from calibrate.manifest.verify import AuthenticManifest, VerifiedManifest
+from calibrate.manifest.trust import TrustFile, TrustSeen, read_trust
+from calibrate.manifest.verify import AuthenticManifest, VerifiedManifest, require_still_signed
 from privfair.algorithms.algorithm import Algorithm
-from privfair.batches.participation import PartyBatches
-from privfair.batches.record import BatchWriter
-from privfair.durable import replace_file
+from privfair.batches.participation import BatchWriter, PartyBatches
+from privfair.durable import read_named, replace_file
 from privfair.federation.coordinator import Position, RunObserver
 from privfair.federation.local_party import LocalParties, PartySetup, StepGate, first_usable_round
 from privfair.gate import LOG, Gate, open_gate
@@ -78,21 +83,6 @@ OnRound = Callable[[int, int], None]
 """Told of each step and the round opened for it, before anything is published in it."""
 
 
-class Trust(Protocol):
-    """The trust file in force, as it can be asked while a run is open."""
-
-    @property
-    def seen(self) -> TrustSeen: ...
-
-    def current(self) -> TrustFile:
-        """The file as it is now."""
-        ...
-
-    def require_signed(self, manifest: AuthenticManifest) -> None:
-        """Refuse to continue unless the manifest's signers are trusted now."""
-        ...
-
-
 @final
 class OpenRun:
     """A claimed budget with its gate, batches, transcript and folder, for as long as one process has them.
@@ -111,7 +101,7 @@ class OpenRun:
         folder: RunFolder,
         *,
         party: str | None = None,
-        trust: Trust | None = None,
+        trust: TrustInForce | None = None,
         rules: Sequence[Callable[[], None]] = (),
     ) -> None:
         """`party` is the silo's name where each silo has its own ledger; `rules` raise where no round may be opened."""
@@ -208,7 +198,7 @@ class OpenRun:
     def claim(self) -> Claim:
         """The rounds that this process may use; refused once the run has ended."""
         if self._claim is None:
-            raise Refused(f"the run in {self.folder.path} has ended; begin another one, with a budget of its own")
+            raise Refused(f"the run in {self.folder.path} has ended; begin another one, with its own budget")
         return self._claim
 
     def open_gate(
@@ -221,7 +211,10 @@ class OpenRun:
         log: logging.Logger = LOG,
         key: RehearsalKey | None = None,
     ) -> Gate:
-        """The gate alone: it creates the transcript or resumes it, and asks no rules. `seed` is for research noise."""
+        """`privfair.gate.open_gate` for this claim: it creates the transcript or resumes it, and asks no rules.
+
+        `seed` is for research noise. With `strict`, a value that breaks its bound raises instead of being changed.
+        """
         if key is not None and not self._apart:
             raise GateRefused("an auditor's key outside of a rehearsal would make noise that the auditor can subtract")
         if self._all_charged:
@@ -264,7 +257,7 @@ class OpenRun:
         return local
 
     def rounds(self, gate: Gate, drawn: Mapping[str, PartyBatches], record: BatchWriter | None, step: int) -> StepGate:
-        """The gate of a loop of the caller's own, asked by step; `step` is the next one."""
+        """The gate of the caller's loop, asked by step; `step` is the next one."""
         first = first_usable_round(self.claim, gate, drawn)
         noting = self._noting_session(Position(None, step))
         self._keep(
@@ -284,7 +277,7 @@ class OpenRun:
         self._all_charged = True
 
     def attempt(self, ledger: Ledger, folder: RunFolder) -> OpenRun:
-        """One whole run inside a budget that `charge_all` has paid, in a ledger and a folder that are thrown away."""
+        """One whole run inside a budget that `charge_all` has paid, in a ledger and a folder that are discarded."""
         if not self._all_charged:
             raise GateRefused("a try before the whole budget was charged; call charge_all first")
         inside = OpenRun(self.budget, ledger, folder)
@@ -372,7 +365,7 @@ class OpenRun:
             self.ledger.remember_trust(self._trust.seen)
 
     def _require_round(self) -> None:
-        """The rules before each round; at the end of a block also the trust file, so that a revocation takes effect."""
+        """`StepGate` calls it before each round: the rules, and if a block is due to be charged also the trust file."""
         for rule in self._rules:
             rule()
         if self.gate.at_end_of_block:
@@ -394,3 +387,55 @@ class OpenRun:
         carried = {value.round for values in start.carried.values() for value in values.values()}
         before = tuple(sorted(carried)) if step == start.step else ()
         append_session(self.folder.sessions, Session(self.claim.session, self.claim.held.start, step, before))
+
+
+@final
+class TrustInForce:
+    """The trust file of a run, read again while the run continues, so that a revocation takes effect.
+
+    The file may be replaced by a later one of the same sequence; an earlier one is refused, here and by the ledger.
+    A trust file that exists in memory alone (for a budget that signs itself) stays as it is.
+    """
+
+    def __init__(self, trust: str | Path | TrustFile, root: str | Path | None = None) -> None:
+        self._root = None if root is None else load_public(Path(root), _no_password)
+        self._path = None if isinstance(trust, TrustFile) else Path(trust)
+        self._stamp = None if self._path is None else _stamp(self._path)
+        self.file = (
+            trust if isinstance(trust, TrustFile) else read_trust(read_named(Path(trust), "--trust"), self._root)
+        )
+
+    @property
+    def seen(self) -> TrustSeen:
+        """What the ledger is to remember of the file that was read last."""
+        return self.file.seen(self._root)
+
+    def current(self) -> TrustFile:
+        """The file as it is now, read again if it has changed on disk."""
+        if self._path is not None and (changed := _stamp(self._path)) != self._stamp:
+            self.file = self._read(None)
+            self._stamp = changed
+        return self.file
+
+    def require_signed(self, manifest: AuthenticManifest, at: datetime | None = None) -> None:
+        """Refuse to continue unless the manifest is still signed by every role, with keys that are live at `at`."""
+        if self._path is not None:
+            self.file = self._read(at)
+        require_still_signed(manifest, self.file, at)
+
+    def _read(self, at: datetime | None) -> TrustFile:
+        assert self._path is not None
+        return read_trust(read_named(self._path, "--trust"), self._root, at, least_sequence=self.file.sequence)
+
+
+def _stamp(path: Path) -> tuple[int, int, int] | None:
+    """What a file that was replaced does not share with the one before."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_ino, found.st_size
+
+
+def _no_password() -> bytes:
+    raise InvalidInput("--root", "(a private key)", "must be a public key", "give the .pub file")

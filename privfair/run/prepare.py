@@ -42,7 +42,7 @@ from privfair.run.record import RunRecord
 
 
 def facts_covered(document: BudgetDocument) -> PrivacyUnit | NothingToCover:
-    """Against which promise facts read off the data are judged: research on a private plan keeps its rules."""
+    """Against which promise facts taken from the data are judged: research on a private plan keeps its rules."""
     guarantee = document.guarantee
     if isinstance(guarantee, NoPrivacyPromised):
         return NothingToCover(guarantee.why)
@@ -50,7 +50,7 @@ def facts_covered(document: BudgetDocument) -> PrivacyUnit | NothingToCover:
 
 
 def claim_terms(manifest: VerifiedManifest, silo: str | None = None) -> ManifestTerms:
-    """What the ledger is to enforce of a verified manifest; the ledger of `silo` where it has one of its own."""
+    """What the ledger is to enforce of a verified manifest; the ledger of `silo` where it has its own."""
     document, promise = manifest.document, promise_of(manifest.document)
     bound = tuple(one.ledger for one in document.ledgers if silo is None or one.silo in (None, silo))
     return ManifestTerms(
@@ -106,7 +106,7 @@ class Run(PartySetup):
 
     @property
     def parts(self) -> Mapping[str, Any]:
-        """Its fields by name, for a run that is more than this."""
+        """Its fields with their names, for a run that is more than this."""
         return {one.name: getattr(self, one.name) for one in fields(Run)}
 
     def under(self, manifest: VerifiedManifest, envelope: bytes) -> PreparedRun:

@@ -12,31 +12,28 @@ from pydantic import BaseModel, ConfigDict, JsonValue, model_serializer, model_v
 from torch import Tensor
 
 from calibrate.errors import InvalidInput, PrivfairError, Refused, UnsupportedCombination
-from calibrate.manifest.document import BudgetDocument, DataBinding
+from calibrate.manifest.document import BudgetDocument
 from calibrate.manifest.mechanism import AsPrintedGuarantee, NoiseSource, NoPrivacyPromised, PrivateGuarantee
 from calibrate.manifest.strict_json import Step
 from calibrate.manifest.trust import UNTRUSTED, FolderTrust, TrustFile
 from calibrate.manifest.verify import AuthenticManifest, authenticate, read_unverified, require_signed_code
-from calibrate.plans.steffle import StefflePlan
 from calibrate.privacy_unit import PrivacyUnit, Protected, Relation
-from calibrate.sampling import SamplingName
 from privfair.algorithms.algorithm import Algorithm
-from privfair.algorithms.recipe import Blueprint, Parameters, require_signed
+from privfair.algorithms.recipe import require_signed
 from privfair.durable import read_named
 from privfair.fairness.measurement import Measured
 from privfair.federation.coordinator import Position, PublicFacts, RunObserver
 from privfair.models.model import Model
-from privfair.plan.data import AttributesAtSites, FileSource
-from privfair.plan.model import build_model
+from privfair.plan.data import FileSource
 from privfair.plan.plan import Plan
-from privfair.plan.training import TrainingPlan, read_training_plan, training_plan
+from privfair.plan.training import TrainingPlan, build, read_training_plan, training_plan
 from privfair.run.folder import RunFolder
 
-# What a run promises, in the few words that stand in every output, and as the terms the ledger claims.
+# What a run promises, in the few words that are in every output, and as the terms the ledger claims.
 
 
 class RunPromise(BaseModel):
-    """`epsilon` is None where nothing finite is promised; `claimed_epsilon` is what a paper claims of its own noise."""
+    """`epsilon` is None where nothing finite is promised; `claimed_epsilon` is what a paper claims of its noise."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -51,7 +48,7 @@ class RunPromise(BaseModel):
 
     @property
     def nothing(self) -> bool:
-        """Whether nobody is protected."""
+        """Whether no one is protected."""
         return self.epsilon is None
 
     @property
@@ -117,51 +114,6 @@ def promise_of(document: BudgetDocument) -> RunPromise:
     )
 
 
-def build(
-    plan: TrainingPlan,
-    facts: PublicFacts,
-    parameters: Parameters,
-    signed: DataBinding,
-    document: BudgetDocument | None = None,
-) -> tuple[Model, Algorithm[Any]]:
-    """Model and algorithm of a plan, from its parameters and public facts about the data alone.
-
-    Under a verified manifest (`document`) the parameters are those that `require_signed` returns, and `signed` are its
-    names and sizes; without one they are those about to be signed.
-    """
-    model = build_model(plan.model, facts.feature_shape, facts.classes)
-    blueprint = Blueprint(
-        model=model,
-        options=plan.own,
-        parameters=parameters,
-        parties=tuple((silo.name, silo.size) for silo in signed.silos),
-        clients=facts.clients,
-        sensitive=facts.sensitive,
-        min_max=plan.min_max,
-        feature_shape=facts.feature_shape,
-        groups=facts.groups,
-        rounds=plan.updates(plan.planned_rounds if document is None else document.rounds),
-        document=document,
-        seed=plan.training.seed,
-    )
-    if blueprint.sensitive and not plan.recipe.attributes_apart:
-        raise InvalidInput(
-            "[data.attributes]",
-            list(blueprint.sensitive),
-            f"is not known to {plan.recipe.name}, whose silos hold the attributes of their own records",
-            "use steffle, or drop the table",
-        )
-    by_chance = (SamplingName.POISSON, SamplingName.WITH_REPLACEMENT)
-    at_sites = isinstance(plan.data.attributes, AttributesAtSites)
-    if at_sites and isinstance(parameters, StefflePlan) and parameters.sampling in by_chance:
-        raise UnsupportedCombination(
-            "batches drawn by chance, of registries at sites of their own",
-            "a registry can count how often a record is asked for, and can't see whether chance decided it",
-            'write sampling = "shuffled" or "full", or train in one process with files = [...]',
-        )
-    return model, plan.recipe.build(blueprint)
-
-
 @dataclass(frozen=True, eq=False)
 class PublicRun:
     """A plan with the authentic manifest that was signed for it: all that a coordinator knows, without a record."""
@@ -186,7 +138,7 @@ class PublicRun:
 def read_signed_plan(path: Path, envelope: bytes, trust: TrustFile, *, searching: bool = False) -> PublicRun:
     """Authenticate the manifest, compare the plan's bytes with the signed digest, and only then parse them.
 
-    A plan with a [search] is refused unless `searching`: whoever shows a run would show a try.
+    A plan with a [search] is refused unless `searching`: anyone who shows a run would show a try.
     """
     authentic = authenticate(envelope, trust)
     content = read_named(path, "plan")
@@ -203,7 +155,7 @@ def read_signed_plan(path: Path, envelope: bytes, trust: TrustFile, *, searching
 
 
 def refuse_search(plan: TrainingPlan) -> None:
-    """Raise where the plan has a [search]: for whoever needs to see every message of a run."""
+    """Raise where the plan has a [search]: for anyone who needs to see every message of a run."""
     if plan.file.search is not None:
         raise UnsupportedCombination(
             "a plan with a [search] outside of `privfair train` in one process",
@@ -288,10 +240,10 @@ def read_folder_plan(
 ) -> FolderPlan:
     """Read, in this order, the manifest (authenticated where signers are named) and the plan.
 
-    A plan with code of its own is refused unless its digest and the digests of its files are the signed ones; and if
-    the files lie in the run folder, unless the manifest is authentic and `trusted.code` was given. `plan_path` is the
+    A plan with the user's code is refused unless its digest and the digests of its files are the signed ones; and if
+    the files are in the run folder, unless the manifest is authentic and `trusted.code` was given. `plan_path` is the
     plan in its own place: then its code is the reader's own and not the folder's. With `model_only` the reader promises
-    to build nothing but the model, so that a loss of the user's own does not count.
+    to build nothing but the model, so that the user's own loss does not count.
     """
     try:
         envelope = folder.manifest.read_bytes()
@@ -334,8 +286,8 @@ def original_plan(folder: RunFolder) -> Path | None:
 
 
 def _require_trusted(folder: RunFolder, names: list[str], trusted: FolderTrust) -> None:
-    brings = f"{folder.path} brings code of its own ({', '.join(names)}), which would run"
+    brings = f"{folder.path} brings its own code ({', '.join(names)}), which would run"
     if not trusted.code:
         raise Refused(f"{brings}; read it, and add --trust-code with --trust if you know who wrote it")
     if trusted.signers is None:
-        raise Refused(f"{brings}, and nobody's signature was checked; name the trust file with --trust")
+        raise Refused(f"{brings}, and no signature was checked; name the trust file with --trust")

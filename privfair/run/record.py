@@ -86,7 +86,7 @@ class SignedData(_Part):
 class RecordedBatches(_Part):
     sampling: Mapping[str, object] | None
     recorded: bool
-    """Whether batches count as known, and are on file."""
+    """Whether batches are treated as known, and are on file."""
 
 
 class Rounds(_Part):
@@ -132,7 +132,7 @@ class RunRecord(_Part):
     def begun(cls, manifest: AuthenticManifest, planned_steps: int, sampling: Sampling | None, **where: object) -> Self:
         """The record of a run that has spent nothing; `where` are the fields that not every run has.
 
-        Batches that count as known are on file where one process draws them; a coordinator has none.
+        Batches that are treated as known are on file where one process draws them; a coordinator has none.
         """
         document = manifest.document
         recorded = sampling is not None and sampling.batch is Batch.REVEALED and "engine" not in where
@@ -239,7 +239,7 @@ class PartiesReceipts(_Part):
 
 @dataclass(frozen=True)
 class Session:
-    """Written before a process publishes anything: which rounds are its own, and at which step it goes on.
+    """Written before a process publishes anything: which rounds are its own, and at which step it continues.
 
     `carried` are rounds of earlier sessions that were left incomplete; their values count for step `step`.
     """

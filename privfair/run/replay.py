@@ -31,7 +31,7 @@ def replay(
 ) -> Iterator[Position[State]]:
     """Every position of a run, in order, from `start` (default: the beginning) on.
 
-    The last one may carry values of a round that was perhaps not finished: only its parties can say, and they publish
+    The last one may carry values of a round that was possibly not finished: only its parties can say, and they publish
     what is missing when they are asked for that step. A closed transcript ends with a finished round.
     """
     published = _PublishedRounds(transcript)
@@ -77,7 +77,7 @@ def kept_steps(
         if arrays is None or noted is None:
             continue
         if (state_digest(arrays), step) != (noted.digest, noted.step):
-            raise Refused(f"the state kept for round {rounds[-1]} is not what was published from; put it back")
+            raise Refused(f"the state kept for round {rounds[-1]} is not what was published from; restore it")
         after = None if step + 1 == len(steps) else transcript.states.get(steps[step + 1][-1])
         follows = None if after is None else after.digest
         yield KeptStep(step, rounds[-1], algorithm.restore(arrays), published.values(rounds), follows)
@@ -106,10 +106,10 @@ def finished_steps(transcript: Transcript, sessions: tuple[Session, ...]) -> lis
 def rounds_of_steps(
     published: Iterable[int], sessions: tuple[Session, ...], *, closed: bool
 ) -> tuple[list[tuple[int, ...]], tuple[int, ...]]:
-    """For each finished step the rounds that published its values, and the rounds of a step perhaps not finished.
+    """For each finished step the rounds that published its values, and the rounds of a step possibly not finished.
 
     Within a session each round is a step, except for the last one: if the next session carries it, it was left
-    incomplete; after the last session of an open transcript nobody knows yet.
+    incomplete; after the last session of an open transcript no one knows yet.
     """
     steps: list[tuple[int, ...]] = []
     left: tuple[int, ...] = ()

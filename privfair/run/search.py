@@ -1,8 +1,8 @@
 """A search in one process: a secret random number of tries under one budget, of which the best alone is shown.
 
 The whole budget is charged before the number of tries is drawn. Each try is a run of the production engine with a gate,
-a transcript and a ledger of its own, in a folder that is deleted when the try ends; nothing of a try but the best
-model, its setting and its score ever reaches the run folder. Nothing counts the tries.
+a transcript and a ledger that no other run has, in a folder that is deleted when the try ends; nothing of a try but the
+best model, its setting and its score ever reaches the run folder. Nothing counts the tries.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from privfair.federation.coordinator import Position, train_until
 from privfair.ledger import Ledger
 from privfair.plan.plan import SearchPlan
 from privfair.run.folder import RunFolder
-from privfair.run.open_run import OpenRun, Trust
+from privfair.run.open_run import OpenRun, TrustInForce
 from privfair.run.prepare import PreparedRun
 from privfair.run.record import RunRecord, Status
 
@@ -47,7 +47,9 @@ class BestTry(TypedDict):
     value: float
 
 
-def run_search(run: PreparedRun, folder: RunFolder, ledger: Ledger, trust: Trust | None) -> tuple[RunRecord, BestTry]:
+def run_search(
+    run: PreparedRun, folder: RunFolder, ledger: Ledger, trust: TrustInForce | None
+) -> tuple[RunRecord, BestTry]:
     """Claim and charge the whole budget, make the tries, write the best one; run.json and search.json.
 
     Guarantee: what the folder shows afterwards is the best of K tries, K from the signed law (equation 1 of
@@ -95,7 +97,7 @@ def _best_try(spending: OpenRun, run: PreparedRun, search: SearchPlan) -> _Try:
 
 
 def _one_try(spending: OpenRun, run: PreparedRun, setting: int, search: SearchPlan, hidden: Path) -> _Try:
-    """A whole run, with a ledger of its own in addition to the one that has been charged."""
+    """A whole run, with its own ledger in addition to the one that has been charged."""
     start = Position(run.algorithm.start())
     with Ledger.create(hidden / "ledger.db") as own, spending.attempt(own, RunFolder(hidden)) as attempt:
         position = train_until(run.algorithm, attempt.parties(run), start, run.updates)

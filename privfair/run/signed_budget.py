@@ -22,7 +22,7 @@ _ALWAYS = datetime(2000, 1, 1, tzinfo=UTC), datetime(2200, 1, 1, tzinfo=UTC)
 
 @dataclass(frozen=True)
 class SignedBudget:
-    """A budget manifest with at least one signature; what it says counts only once somebody has verified it.
+    """A budget manifest with at least one signature; what it says counts only once someone has verified it.
 
     `envelope` are the signed bytes, as `privfair calibrate --out` writes them to a file. `signer` is the public half of
     the key that signed it in this process; None for a budget that was read from elsewhere.
@@ -67,13 +67,13 @@ class SignedBudget:
         return promise_of(self.document)
 
     def own_trust(self) -> TrustFile:
-        """A trust file that trusts the key which signed this budget, and nobody else.
+        """A trust file that trusts the key which signed this budget, and no one else.
 
-        For trying things out: a promise that its maker also vouches for binds nobody else. The file depends on the key
+        For trying things out: a promise that its maker also attests binds no one else. The file depends on the key
         alone, so that one ledger takes all budgets of one key. A budget that was read from a file has none.
         """
         if self.signer is None:
-            raise InvalidInput("trust", None, "is needed for a budget of somebody else's", "name your trust file")
+            raise InvalidInput("trust", None, "is needed for someone else's budget", "name your trust file")
         return TrustFile(keys=(TrustedKey.of(self.signer, Role.PRIVACY_OFFICER, _ALWAYS[0], _ALWAYS[1]),))
 
     def noise(self, name: str) -> float:

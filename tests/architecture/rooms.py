@@ -3,7 +3,8 @@
     python -m tests.architecture.rooms           # the table
     python -m tests.architecture.rooms --lower   # append lower numbers where a room became smaller, write the page
 
-A room's numbers are a history, oldest first; the last ones hold. A rise is written by hand, with an entry in [[rises]].
+A room's numbers are a history, oldest first; the last ones hold. Only its turning points are kept: they have the
+same rises. A rise is written by hand, with an entry in [[rises]].
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import re
 import sys
 import tomllib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -83,6 +85,17 @@ def rises_of(numbers: tuple[int, ...]) -> int:
     return sum(max(0, after - before) for before, after in pairwise(numbers))
 
 
+def turning_points(numbers: Iterable[int]) -> list[int]:
+    """The first and the last number of a history and those at which it turns; `rises_of` is the same for both."""
+    kept: list[int] = []
+    for number in numbers:
+        if len(kept) >= 2 and (kept[-1] - kept[-2]) * (number - kept[-1]) >= 0:
+            kept.pop()  # on the way from the number before to this one
+        if not kept or number != kept[-1]:
+            kept.append(number)
+    return kept
+
+
 def as_markdown() -> str:
     """The tables of docs/architecture.md: rooms, and files that a command runs through."""
     rooms, _, _ = table()
@@ -112,9 +125,10 @@ def lower() -> None:
         start = text.index(f"[rooms.{room.name}]")
         section = text[start:].split("\n\n", 1)[0]
         changed = section
-        for key, now, last in (("files", files, room.files[-1]), ("lines", lines, room.lines[-1])):
-            if now < last:
-                changed = re.sub(rf"^{key} = \[(.*)\]$", rf"{key} = [\1, {now}]", changed, flags=re.MULTILINE)
+        for key, now, before in (("files", files, room.files), ("lines", lines, room.lines)):
+            if now < before[-1]:
+                history = turning_points((*before, now))
+                changed = re.sub(rf"^{key} = \[.*\]$", f"{key} = {history}", changed, flags=re.MULTILINE)
         text = text.replace(section, changed)
     for kind, found in words.hits().items():
         if len(found) < word_limits()[kind]:

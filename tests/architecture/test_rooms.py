@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import random
 import subprocess
 import sys
 from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
-from tests.architecture.rooms import Rise, Room, as_markdown, flow_limits, rises_of, table
+from tests.architecture.rooms import Rise, Room, as_markdown, flow_limits, rises_of, table, turning_points
 from tests.architecture.tree import ROOT, modules
 
 ROOMS, RISES, ALLOWANCES = table()
@@ -42,6 +44,16 @@ def test_a_rise_names_what_was_deleted_for_it(rise: Rise) -> None:
     assert rise.room in {room.name for room in ROOMS}
     assert rise.allowance in ALLOWANCES or 2 * rise.deleted >= rise.lines
     assert rise.changelog in CHANGELOG, "CHANGELOG.md has no such line"
+
+
+def test_a_history_keeps_its_turning_points() -> None:
+    assert turning_points([9, 8, 8, 5, 6, 7, 7, 4]) == [9, 5, 7, 4]
+    for seed in range(200):
+        numbers = random.Random(seed).choices((1, 2, 3, 4), k=seed % 12 + 1)
+        kept = turning_points(numbers)
+        steps = [after - before for before, after in pairwise(kept)]
+        assert (kept[0], kept[-1], rises_of(tuple(kept))) == (numbers[0], numbers[-1], rises_of(tuple(numbers)))
+        assert all(first * second < 0 for first, second in pairwise(steps))
 
 
 def test_allowances_are_kept() -> None:

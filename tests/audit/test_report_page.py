@@ -12,8 +12,8 @@ import pytest
 from audit.report.page import ReportContent, _odds, render, report_content
 from audit.report.results import AuditReport
 from calibrate.budget import calibrate_plan
-from calibrate.manifest.document import DataBinding, DataIdentity
-from calibrate.manifest.draft import BudgetSubject, Issuer, draft_document
+from calibrate.manifest.document import DataBinding, DataIdentity, Issuer
+from calibrate.manifest.draft import BudgetSubject, draft_document
 from calibrate.manifest.issue import issue
 from calibrate.manifest.keys import generate
 from calibrate.manifest.verify import AuthenticManifest, authenticate, read_unverified

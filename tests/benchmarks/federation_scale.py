@@ -20,9 +20,8 @@ from privfair.algorithms.algorithm import SiloTensors
 from privfair.contribution import Published
 from privfair.federation.coordinator import Position, run_steps
 from privfair.run.federated import train_over
-from privfair.run.open_run import OpenRun
+from privfair.run.open_run import OpenRun, TrustInForce
 from privfair.run.prepare import PreparedRun, prepare_run
-from privfair.training import TrustInForce
 from tests.federation.sites import Sites
 from tests.privfair.small_runs import SCHEMA, Desk
 

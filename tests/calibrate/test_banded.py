@@ -19,8 +19,8 @@ from calibrate.banded import banded_strategy, prefix_error
 from calibrate.budget import calibrate_plan
 from calibrate.epsilon_so_far import event_after
 from calibrate.errors import InvalidInput, UnsupportedCombination
-from calibrate.manifest.document import DataBinding
-from calibrate.manifest.draft import BudgetSubject, Issuer, draft_document
+from calibrate.manifest.document import DataBinding, Issuer
+from calibrate.manifest.draft import BudgetSubject, draft_document
 from calibrate.plans import plan_from_mapping
 from calibrate.plans.gaussian import CorrelatedNoise, GaussianPlan
 from calibrate.privacy_unit import EpsilonDelta

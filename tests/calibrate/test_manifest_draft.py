@@ -14,11 +14,12 @@ from calibrate.manifest.document import (
     BudgetDocument,
     DataBinding,
     DataIdentity,
+    Issuer,
     LedgerBinding,
     OwnCode,
     plan_digest,
 )
-from calibrate.manifest.draft import BudgetSubject, Issuer, NoPromise, Price, draft_document, valid_for
+from calibrate.manifest.draft import BudgetSubject, NoPromise, Price, draft_document, valid_for
 from calibrate.manifest.issue import issue, recompute
 from calibrate.manifest.keys import generate
 from calibrate.manifest.mechanism import (

@@ -14,8 +14,8 @@ from calibrate.accountants.renyi import RenyiAccountant
 from calibrate.budget import calibrate_plan
 from calibrate.discrete_noise import ProfileSlack
 from calibrate.errors import InvalidInput, ManifestRefused, UnsupportedCombination
-from calibrate.manifest.document import DataBinding, SearchTerms
-from calibrate.manifest.draft import BudgetSubject, Issuer, draft_document
+from calibrate.manifest.document import DataBinding, Issuer, SearchTerms
+from calibrate.manifest.draft import BudgetSubject, draft_document
 from calibrate.manifest.issue import recompute
 from calibrate.meaning import Meaning
 from calibrate.plans import plan_from_mapping

@@ -9,8 +9,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from calibrate.manifest.document import DataIdentity, LedgerBinding
-from calibrate.manifest.draft import BudgetSubject, Issuer, draft_document
+from calibrate.manifest.document import DataIdentity, Issuer, LedgerBinding
+from calibrate.manifest.draft import BudgetSubject, draft_document
 from calibrate.manifest.issue import BudgetDraft, issue, request_bytes
 from calibrate.manifest.keys import SigningKey, generate
 from calibrate.manifest.trust import TrustFile

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from privfair.batches.record import BatchRecord
+from privfair.batches.participation import BatchRecord
 from privfair.run.prepare import PreparedRun
-from privfair.run.session import Progress
+from privfair.run.public import Progress
 from privfair.training import prepare
 from privfair.transcript import Transcript
 from tests.end_to_end.command_line import Outcome, privfair

@@ -19,7 +19,7 @@ from calibrate.manifest.issue import read_request
 from calibrate.manifest.keys import generate, sign
 from calibrate.manifest.trust import read_trust
 from calibrate.manifest.verify import read_unverified
-from privfair.batches.record import BatchRecord
+from privfair.batches.participation import BatchRecord
 from privfair.data.schema_toml import load_schema
 from privfair.ledger import Ledger, LedgerAccess
 from privfair.ledger.entries import GENESIS

@@ -187,7 +187,7 @@ def no_room_for_the_transcript() -> None:
     ("prepare", "code", "words"),
     [
         (no_room_anywhere, 3, "the database says 'disk I/O error', so nothing is granted"),
-        (no_room_for_the_transcript, 70, "No space left on device; fix that, then go on with"),
+        (no_room_for_the_transcript, 70, "No space left on device; fix that, then continue with"),
     ],
 )
 def test_a_full_disk_stops_the_run_and_room_lets_it_go_on(

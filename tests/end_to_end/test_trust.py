@@ -17,8 +17,9 @@ from calibrate.manifest.verify import authenticate, bind, read_unverified
 from privfair.ledger import Ledger
 from privfair.ledger.entries import TrustRolledBack
 from privfair.run.folder import RunFolder
+from privfair.run.open_run import TrustInForce
 from privfair.run.public import read_folder_plan
-from privfair.training import TrustInForce, train
+from privfair.training import train
 from tests.end_to_end.command_line import config_file, privfair
 from tests.privfair.small_runs import FEDSGD, Desk
 

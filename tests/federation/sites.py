@@ -18,9 +18,9 @@ from calibrate.manifest.trust import TrustedKey
 from privfair.federation.guard import GuardOptions, serve_guard
 from privfair.federation.sockets import SocketTransport
 from privfair.ledger import Ledger
+from privfair.run.open_run import TrustInForce
 from privfair.run.prepare import PreparedRun, prepare_site
 from privfair.run.public import PublicRun, read_signed_plan
-from privfair.training import TrustInForce
 from tests.privfair.small_runs import Desk, write_silos
 
 ROOT = Path(__file__).parents[2]

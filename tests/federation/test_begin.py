@@ -23,9 +23,9 @@ from privfair.federation.guard import Guard
 from privfair.ledger import ClaimEnded, Ledger, Unavailable
 from privfair.ledger.entries import WrongLedger
 from privfair.run.folder import RunFolder
-from privfair.run.open_run import OpenRun
+from privfair.run.open_run import OpenRun, TrustInForce
 from privfair.run.prepare import PreparedRun, prepare_run
-from privfair.training import TrustInForce, execute, prepare
+from privfair.training import execute, prepare
 from tests.federation.sites import Sites
 from tests.privfair.small_runs import FEDSGD, GAUSSIAN, Desk, trusting
 
@@ -169,7 +169,7 @@ def test_a_ledger_that_was_not_reached_after_the_claim_keeps_the_token(
             world.begin()
     assert (world.out / "claim.token").exists()
     if way == "search":
-        with pytest.raises(Refused, match="does not go on"):
+        with pytest.raises(Refused, match="does not continue"):
             world.resume()
     else:
         world.resume()

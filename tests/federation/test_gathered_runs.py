@@ -20,7 +20,7 @@ from privfair.federation.gather import gather_run, parties_of
 from privfair.federation.guard import GuardOptions
 from privfair.ledger import Ledger, LedgerAccess
 from privfair.run.federated import train_over
-from privfair.training import TrustInForce
+from privfair.run.open_run import TrustInForce
 from privfair.transcript import PartOfRun, Transcript
 from tests.end_to_end.command_line import privfair
 from tests.federation.sites import Sites

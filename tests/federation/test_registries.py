@@ -19,7 +19,7 @@ from audit.settings import AuditOptions
 from calibrate.errors import InvalidInput, UnsupportedCombination
 from calibrate.manifest.trust import FolderTrust
 from calibrate.sampling import Poisson, ShuffledEpochs
-from privfair.batches.record import BatchRecord, BatchWriter
+from privfair.batches.participation import BatchRecord, BatchWriter
 from privfair.federation import wire
 from privfair.federation.gather import gather_run
 from privfair.federation.guard import Guard, GuardOptions
@@ -28,8 +28,8 @@ from privfair.federation.wire import MessageKind, WireMessage, decode
 from privfair.ledger import Ledger, LedgerAccess
 from privfair.run.federated import train_over
 from privfair.run.folder import RunFolder
+from privfair.run.open_run import TrustInForce
 from privfair.run.prepare import PreparedRun, prepare_site
-from privfair.training import TrustInForce
 from privfair.transcript import Transcript
 from tests.end_to_end.command_line import privfair
 from tests.fault_injection.faults import Fault, Shim

@@ -29,8 +29,8 @@ from privfair.federation.wire import MessageKind, decode
 from privfair.ledger import Ledger
 from privfair.run.federated import train_over
 from privfair.run.folder import RunFolder
+from privfair.run.open_run import TrustInForce
 from privfair.run.record import Status
-from privfair.training import TrustInForce
 from privfair.transcript import Transcript
 from tests.end_to_end.command_line import privfair
 from tests.federation.sites import Sites

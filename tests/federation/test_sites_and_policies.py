@@ -29,8 +29,9 @@ from privfair.ledger import Ledger
 from privfair.models import linear
 from privfair.run.federated import train_over
 from privfair.run.folder import RunFolder
+from privfair.run.open_run import TrustInForce
 from privfair.run.prepare import prepare_site
-from privfair.training import TrustInForce, prepare, train_with_guards
+from privfair.training import prepare, train_with_guards
 from tests.end_to_end.command_line import privfair
 from tests.federation.sites import Sites
 from tests.postgres_server import NotInstalled, postgres_server

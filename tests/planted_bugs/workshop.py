@@ -14,7 +14,7 @@ from calibrate.manifest.document import BudgetDocument
 from calibrate.manifest.verify import read_unverified
 from privfair.run.folder import RunFolder
 from privfair.run.prepare import prepare_run
-from privfair.run.session import RunSession
+from privfair.training import RunSession
 from tests.planted_bugs.fixed_randomness import fixed_randomness
 from tests.privfair.ledgers import open_ledger
 from tests.privfair.small_runs import FPFL, GAUSSIAN, Desk

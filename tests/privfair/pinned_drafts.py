@@ -20,8 +20,8 @@ from securesystemslib.signer import CryptoSigner
 from calibrate.accountants import registry
 from calibrate.budget import calibrate_plan
 from calibrate.manifest import draft as drafting
-from calibrate.manifest.document import DataBinding, DataIdentity, LedgerBinding, OwnCode
-from calibrate.manifest.draft import BudgetSubject, Issuer, draft_document
+from calibrate.manifest.document import DataBinding, DataIdentity, Issuer, LedgerBinding, OwnCode
+from calibrate.manifest.draft import BudgetSubject, draft_document
 from calibrate.manifest.issue import BudgetDraft, add_signature, issue
 from calibrate.manifest.keys import Role, SigningKey, public_key_from_pem
 from calibrate.manifest.strict_json import digest

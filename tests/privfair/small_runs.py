@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from calibrate.budget import calibrate_plan
-from calibrate.manifest.document import BudgetDocument, DataBinding
-from calibrate.manifest.draft import BudgetSubject, Issuer, draft_document
+from calibrate.manifest.document import BudgetDocument, DataBinding, Issuer
+from calibrate.manifest.draft import BudgetSubject, draft_document
 from calibrate.manifest.issue import issue
 from calibrate.manifest.keys import Role, SigningKey, generate, load_private, save
 from calibrate.manifest.mechanism import InTheClear, NoiseSource

@@ -23,7 +23,7 @@ from calibrate.sampling import (
     ShuffledEpochs,
     TruncatedPoisson,
 )
-from privfair.batches.record import BatchRecord
+from privfair.batches.participation import BatchRecord
 from privfair.federation.coordinator import RoundsSpent
 from privfair.ledger import ClaimEnded, Ledger
 from privfair.ledger.entries import AlreadyClaimed
@@ -153,7 +153,7 @@ def test_under_replace_one_the_number_of_units_is_exact(ledger: Path) -> None:
 def test_a_budget_of_the_engines_own_algorithms_is_not_for_loops(ledger: Path, tmp_path: Path) -> None:
     from datetime import timedelta
 
-    from calibrate.manifest.draft import Issuer
+    from calibrate.manifest.document import Issuer
     from calibrate.privacy_unit import EpsilonDelta
     from privfair.api.budget import PricedBudget
     from privfair.api.draft import draft
@@ -318,7 +318,7 @@ def test_a_budget_is_saved_and_read_again(tmp_path: Path) -> None:
     assert again.document == budget.document
     assert "epsilon 2" in again._repr_html_()
     assert "gradient" in again._repr_html_()
-    with pytest.raises(InvalidInput, match="somebody else's"):
+    with pytest.raises(InvalidInput, match="someone else's budget"):
         again.own_trust()
     with pytest.raises(InvalidInput, match="cannot be read"):
         pf.SignedBudget.load(tmp_path / "missing.json")

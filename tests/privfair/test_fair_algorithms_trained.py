@@ -13,9 +13,9 @@ from privfair.algorithms.fedfdp import FedFdp
 from privfair.contribution import BoundedContribution, Published
 from privfair.gate import Gate
 from privfair.ledger import Ledger
+from privfair.run.public import Progress
 from privfair.run.record import read_sessions
 from privfair.run.replay import replay
-from privfair.run.session import Progress
 from privfair.training import RunStopped, prepare
 from privfair.transcript import Transcript
 from tests.privfair.small_runs import Desk

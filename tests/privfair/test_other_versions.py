@@ -14,7 +14,7 @@ from calibrate.manifest.document import PREDICATE_TYPE, statement_bytes
 from calibrate.manifest.keys import generate, sign
 from calibrate.manifest.trust import TRUST_TYPE, read_trust
 from calibrate.manifest.verify import PAYLOAD_TYPE, read_unverified
-from privfair.batches.record import BatchRecord
+from privfair.batches.participation import BatchRecord
 from privfair.data.read import BadData
 from privfair.data.schema_toml import parse_schema
 from privfair.ledger import RolledBack, Unavailable

@@ -25,9 +25,15 @@ from calibrate.sampling import (
     TruncatedPoisson,
     WithReplacement,
 )
-from privfair.batches.participation import Participation, declared_sampling, word_source
+from privfair.batches.participation import (
+    BatchHeader,
+    BatchRecord,
+    BatchWriter,
+    Participation,
+    declared_sampling,
+    word_source,
+)
 from privfair.batches.randomness import SeededWords, SystemWords, bernoulli, permutation, subset, uniform_below
-from privfair.batches.record import BatchHeader, BatchRecord, BatchWriter
 from tests.privfair.small_runs import document_of
 
 ALARM = 1e-6
@@ -144,7 +150,7 @@ def test_secret_batches_are_never_recorded(tmp_path: Path) -> None:
     assert not (tmp_path / "batches.bin").exists()
     known = BatchHeader("ab" * 32, ("north",), Poisson(0.5, REVEALED), "operating system")
     writer = BatchWriter.create(tmp_path / "batches.bin", known)
-    with pytest.raises(InvalidInput, match="only batches that count as known"):
+    with pytest.raises(InvalidInput, match="only batches that are treated as known"):
         Participation("north", 10, sampling, SystemWords(), writer)
 
 

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from calibrate.arrays import Floats
 from calibrate.errors import GateRefused
-from calibrate.manifest.document import BudgetDocument, DataBinding
-from calibrate.manifest.draft import BudgetSubject, Issuer, NoPromise, draft_document
+from calibrate.manifest.document import BudgetDocument, DataBinding, Issuer
+from calibrate.manifest.draft import BudgetSubject, NoPromise, draft_document
 from calibrate.manifest.mechanism import InTheClear
 from calibrate.plans.clipped_sums import FpflPlan
 from calibrate.plans.gaussian import GaussianPlan

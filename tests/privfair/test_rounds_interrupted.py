@@ -243,7 +243,7 @@ def test_rounds_lost_in_a_crash_stay_spent(tmp_path: Path, monkeypatch: pytest.M
 
 def test_shuffled_epochs_survive_an_interruption(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No record takes part twice in an epoch, although the run went on in another process."""
-    from privfair.batches.record import BatchRecord
+    from privfair.batches.participation import BatchRecord
 
     desk = Desk.at(tmp_path, FEDSGD.format(rounds=12, more="signed-rounds = 24\nblock = 3"))
     manifest = interrupted(desk, "run", monkeypatch, 4, True)

@@ -17,9 +17,8 @@ from privfair.ledger import Ledger
 from privfair.ledger.entries import AlreadyClaimed
 from privfair.plan.plan import Plan, SearchPlan, TryScore, search_plan
 from privfair.run import search as searching
-from privfair.run.open_run import OpenRun
+from privfair.run.open_run import OpenRun, TrustInForce
 from privfair.run.prepare import PreparedRun, prepare_run
-from privfair.training import TrustInForce
 from tests.privfair.small_runs import GAUSSIAN, Desk
 
 SEARCH = """
@@ -77,7 +76,7 @@ def test_the_best_try_is_shown_and_nothing_of_the_others(desk: Desk, monkeypatch
         assert claimed.claim.epsilon == read_unverified(manifest.read_bytes()).document.guarantee.epsilon  # type: ignore[union-attr]
     with pytest.raises(AlreadyClaimed):
         desk.train(manifest, "again")
-    with pytest.raises(Refused, match="does not go on"):
+    with pytest.raises(Refused, match="does not continue"):
         desk.train(manifest, resume=True)
     with pytest.raises(UnsupportedCombination, match="only the best try may be shown"):
         RunEvidence.read(result.run)

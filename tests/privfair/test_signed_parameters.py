@@ -28,9 +28,8 @@ from privfair.algorithms.mmd_fedavg import MmdFedAvg
 from privfair.algorithms.recipe import Unpriced, unpromised_parameters
 from privfair.data.training_data import load_training_data
 from privfair.plan.plan import Plan
-from privfair.plan.training import read_training_plan
+from privfair.plan.training import build, read_training_plan
 from privfair.run.prepare import PreparedRun, prepare_run
-from privfair.run.public import build
 from tests.privfair.pinned_drafts import PINNED
 from tests.privfair.pinned_drafts import PLANS as PLANS_PINNED
 from tests.privfair.small_runs import GAUSSIAN, Desk, write_silos

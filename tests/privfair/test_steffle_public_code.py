@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from calibrate.errors import InvalidInput, UnsupportedCombination
-from calibrate.manifest.draft import Issuer
+from calibrate.manifest.document import Issuer
 from privfair.algorithms.algorithm import SiloTensors
 from privfair.algorithms.baselines.steffle_public_code import H_THETA, H_W, G, PublicCodeState, StefflePublicCode
 from privfair.algorithms.parts.descent import DescentRule
@@ -104,7 +104,7 @@ def test_it_is_refused_under_any_promise_and_trains_without_one(tmp_path: Path) 
     file = Plan.read(desk.plan)
     promises: tuple[Promise, ...] = ("calibrated", "as-printed")
     for promise in promises:
-        with pytest.raises(UnsupportedCombination, match="a promise beside 'h_theta' in the clear"):
+        with pytest.raises(UnsupportedCombination, match="a promise next to 'h_theta' in the clear"):
             draft(file, Issuer(), promise)
     unpromised = Desk.at(tmp_path / "without", PLAN.replace("[target]\nepsilon = 4.0\ndelta = 1e-5\n", ""))
     result = unpromised.train(unpromised.budget())

@@ -15,7 +15,7 @@ from sklearn.linear_model import LogisticRegression as Oracle
 from calibrate.errors import InvalidInput
 from calibrate.manifest.mechanism import GaussianNoise
 from calibrate.sampling import TruncatedPoisson
-from privfair.batches.record import BatchRecord
+from privfair.batches.participation import BatchRecord
 from privfair.models.model import clipped_to
 from privfair.run.folder import RunFolder
 from privfair.run.record import read_sessions

@@ -17,8 +17,8 @@ from typing import Any
 from torch import Tensor
 
 from calibrate.budget import CertifiedBudget
-from calibrate.manifest.document import BudgetDocument, DataBinding
-from calibrate.manifest.draft import BudgetSubject, Issuer, NoPromise, draft_document
+from calibrate.manifest.document import BudgetDocument, DataBinding, Issuer
+from calibrate.manifest.draft import BudgetSubject, NoPromise, draft_document
 from calibrate.manifest.issue import issue
 from calibrate.manifest.keys import Role, generate
 from calibrate.manifest.mechanism import InTheClear

@@ -6,7 +6,6 @@ Everything here is computed from published values, so it costs no privacy.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import assert_never, final
@@ -16,8 +15,6 @@ import torch
 from torch import Tensor
 
 from calibrate.arrays import Floats
-from calibrate.errors import InvalidInput
-from privfair.models.model import require_class_weights
 from privfair.plan.sections import BelowOne, Count, Options, Positive, Whole
 
 
@@ -107,16 +104,6 @@ class DescentOptions(Options):
     def rule(self, rounds: int, seed: int) -> DescentRule:
         """The rule for so many steps; `seed` decides which iterate UNIFORM keeps."""
         return DescentRule(self.learning_rate, self.momentum, self.decay, self.decay_every, self.iterate, rounds, seed)
-
-
-def require_classes(classes: int, positive_class: int, class_weight: Sequence[float], warm_start: int) -> None:
-    """Refuse a positive class and weights that are none of these classes, and weights next to a warm start."""
-    require_class_weights(class_weight, classes)
-    if class_weight and warm_start:
-        raise InvalidInput("class-weight", class_weight, "excludes warm-start, which counts all alike", "drop one")
-    if positive_class >= classes:
-        rule = f"must be below {classes}, the number of classes"
-        raise InvalidInput("positive-class", positive_class, rule, "give a class's number")
 
 
 @final

@@ -21,8 +21,7 @@ from audit.report.figures import draw_figures
 from audit.report.page import power_of_ten, render
 from calibrate.choose import QUESTIONS, Fair, Need, Observer, choose
 from calibrate.errors import InvalidInput, PrivfairError
-from calibrate.manifest.document import LedgerBinding
-from calibrate.manifest.draft import Issuer
+from calibrate.manifest.document import Issuer, LedgerBinding
 from calibrate.manifest.issue import request_bytes
 from calibrate.manifest.keys import SigningKey
 from calibrate.manifest.mechanism import instant_to_text
