@@ -437,6 +437,14 @@ def answer_path(file: Path, *, signed: bool) -> Path:
     return file.with_name(f"{file.stem}-{'signed' if signed else 'declined'}.json")
 
 
+def answers_no(content: bytes) -> bool:
+    """Whether the file is an envelope with a refusal; its signature is not checked."""
+    try:
+        return open_envelope(content).payload_type == DECLINED_TYPE
+    except BrokenEnvelope:
+        return False
+
+
 def read_declined(content: bytes, key: PublicKey | None = None) -> Declined:
     """The refusal in a file; with `key`, only if that key signed it."""
     try:

@@ -18,9 +18,12 @@ from calibrate.manifest.document import BudgetDocument, Issuer, plan_digest
 from calibrate.manifest.issue import (
     BudgetDraft,
     BudgetRequest,
+    Declined,
     add_signature,
     answer_path,
+    answers_no,
     decline_request,
+    read_declined,
     read_request,
     request_bytes,
     sign_request,
@@ -326,7 +329,7 @@ def show_command(
     delta: float | None,
     silos: int | None,
 ) -> None:
-    """Show a budget or request; of several budgets, what they guarantee one person together.
+    """Show a budget, a request or its refusal; of several budgets, what they guarantee one person together.
 
     One person pays once per silo and per budget they are in. The sum holds for the coarsest unit that every budget
     protects; signatures are not checked for it.
@@ -349,6 +352,8 @@ def show_command(
         content = read_named(files[0], "BUDGET")
         if b'"payload"' not in content:
             _show_request(read_request(content))
+        elif answers_no(content):
+            _show_declined(read_declined(content))
         elif explain or group is not None:
             _explain(content, trust_path, group)
         else:
@@ -361,6 +366,12 @@ def _show_request(request: BudgetRequest) -> None:
         return
     print_lines((f"A request, not signed; {request.asked_by} asked at {instant_to_text(request.asked_at)} for:",))
     _show_document(request.document, None, [])
+
+
+def _show_declined(declined: Declined) -> None:
+    found = {"kind": "declined", "verified": False, **declined.model_dump(mode="json", by_alias=True)}
+    at = instant_to_text(declined.declined_at)
+    answer(found, f"Declined at {at}: {declined.reason}", "SIGNATURE NOT CHECKED. Change the plan and ask again.")
 
 
 def _show_page(content: bytes, trust_path: Path | None) -> None:

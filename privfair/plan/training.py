@@ -97,14 +97,23 @@ class TrainingOptions(Checked):
 
     place = "[training]"
     rounds: Count | None = None
+    """Rounds to train; default: those that are signed."""
     signed_rounds: int | None = None
+    """Rounds to sign, at least `rounds`: spare ones for interruptions."""
     seed: Whole = 0
+    """Of the first model; also of batches and noise where no privacy is guaranteed."""
     measure_every: Count | Literal["auto"] = "auto"
+    """Steps between two measurements on the held-out records."""
     positive: str | None = None
+    """Name of the positive class; default: the second class."""
     batch_size: Count | None = None
+    """Records in a batch, where the budget does not fix it."""
     sampling: BatchChoice | None = None
+    """How batches are drawn, where the budget does not fix it."""
     block: Count | None = None
+    """Rounds charged at once; a crash costs at most these."""
     retention: Count | None = None
+    """The transcript keeps one step in this many in full, the rest by digests; default: all."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

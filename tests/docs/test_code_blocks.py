@@ -185,11 +185,13 @@ def test_the_blocks_run_as_copied(page: str, tmp_path: Path) -> None:
     run_page(ROOT / "docs" / page, tmp_path, WORLDS)
 
 
-def test_the_reference_of_the_command_line_has_every_command() -> None:
-    """The page is made when the site is built; here it is made without a site."""
+def test_the_generated_reference_has_every_command_key_and_message() -> None:
+    """The pages are made when the site is built; here they are made without a site."""
     pytest.importorskip("mkdocs", reason="mkdocs is not installed (pip install 'privfair[docs]')")
     from importlib.util import module_from_spec, spec_from_file_location
 
+    from calibrate.plans import PLANS
+    from privfair.algorithms.registry import _RECIPES
     from privfair.cli import _SECTIONS
 
     spec = spec_from_file_location("site_hooks", ROOT / "docs" / "site_hooks.py")
@@ -197,6 +199,16 @@ def test_the_reference_of_the_command_line_has_every_command() -> None:
     assert spec.loader is not None
     hooks = module_from_spec(spec)
     spec.loader.exec_module(hooks)
-    page = hooks.command_reference()
-    assert all(f"## privfair {name}\n" in page for part in _SECTIONS.values() for name in part)
-    assert "### privfair ledger init" in page
+    commands, keys, errors = (write() for write in hooks.GENERATED.values())
+    assert all(f"## privfair {name}\n" in commands for part in _SECTIONS.values() for name in part)
+    assert "### privfair ledger init" in commands
+    assert all(f'## [privacy], algorithm = "{algorithm.value}"' in keys for algorithm in PLANS)
+    assert all(f"## [training], {key}\n" in keys for key in _RECIPES)
+    assert "| `learning-rate` | number | `0.5` |" in keys
+    assert "| `measure-every` | whole number or `auto` | `auto` | Steps between" in keys
+    assert "Optional" not in keys
+    assert "Union" not in keys
+    assert len(errors.splitlines()) > 300
+    assert "| [data.attributes] | excludes [data.users] | drop one of the two tables |" in errors
+    said = commands + keys + errors
+    assert all(f"{place}" not in said for place in ("/work", "/home", "/root"))

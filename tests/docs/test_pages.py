@@ -33,10 +33,10 @@ def _outside_tables(path: Path) -> list[str]:
 
 def test_every_page_is_in_the_navigation_once() -> None:
     named = re.findall(r"[\w/-]+\.md", (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:\n")[2])
-    made_for_the_site = {"reference/cli.md"}
+    made_for_the_site = {"reference/cli.md", "reference/plan-keys.md", "reference/errors.md"}
     assert sorted(set(named) - made_for_the_site) == sorted(map(_name, PAGES))
     assert len(named) == len(set(named))
-    assert len(named) <= 66
+    assert len(named) <= 68
 
 
 @pytest.mark.parametrize("page", WRITTEN, ids=_name)

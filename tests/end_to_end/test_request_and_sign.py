@@ -110,6 +110,10 @@ def test_a_refusal_carries_its_reason_and_a_signature(tmp_path: Path, desk: Desk
     answer = (tmp_path / "much-declined.json").read_bytes()
     key = load_private(desk.key)
     found = read_declined(answer, key.public)
+    shown = privfair("budget", "show", tmp_path / "much-declined.json")
+    assert shown.code == 0
+    assert "epsilon 50 protects nobody" in shown.out
+    assert "SIGNATURE NOT CHECKED" in shown.out
     assert (found.reason, found.request) == ("epsilon 50 protects nobody", read_request(request.read_bytes()).digest)
     with pytest.raises(InvalidInput, match="no signature by"):
         read_declined(answer, generate().public)
