@@ -21,6 +21,8 @@ Each message names the argument, its value, the rule and the remedy.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from difflib import get_close_matches
 from numbers import Integral, Real
 
 
@@ -98,6 +100,12 @@ class LedgerRefused(Refused):
 
 class GateRefused(Refused):
     """A contribution is not what the manifest allows."""
+
+
+def nearest(name: str, names: Sequence[str]) -> str:
+    """The remedy for a wrong name: the nearest right one, or all of them."""
+    close = get_close_matches(name, names, n=1)
+    return f"did you mean {close[0]}?" if close else f"use {', '.join(names)}"
 
 
 # The few numeric rules that every frozen value of this package checks at construction.

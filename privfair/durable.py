@@ -62,14 +62,12 @@ def replace_file(path: Path, content: bytes) -> None:
     sync_folder(path.parent)
 
 
-def read_named(path: Path, argument: str) -> bytes:
+def read_named(path: Path, argument: str, remedy: str = "check the path and its permissions") -> bytes:
     """The content of a file that `argument` names; refused with the reason if it cannot be read."""
     try:
         return path.read_bytes()
     except OSError as error:
-        raise InvalidInput(
-            argument, str(path), f"cannot be read ({error.strerror})", "check the path and its permissions"
-        ) from error
+        raise InvalidInput(argument, str(path), f"cannot be read ({error.strerror})", remedy) from error
 
 
 def read_toml(path: Path, argument: str) -> dict[str, object]:

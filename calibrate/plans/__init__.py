@@ -5,11 +5,10 @@ from __future__ import annotations
 import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, Field, fields, is_dataclass
-from difflib import get_close_matches
 from enum import Enum
 from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
-from calibrate.errors import InvalidInput
+from calibrate.errors import InvalidInput, nearest
 from calibrate.plans.clipped_sums import FedfdpPlan, FpflPlan
 from calibrate.plans.fair_plugin import FairPluginPlan, PayOncePlan
 from calibrate.plans.gaussian import GaussianPlan, OwnLoopPlan
@@ -155,6 +154,4 @@ def _choice(argument: str, value: object, kind: type[Choice]) -> Choice:
 
 
 def _nearest(key: str, name: AlgorithmName | PluginName) -> str:
-    flags = [flag.replace("_", "-") for flag in parameter_names(name)]
-    close = get_close_matches(key.replace("_", "-"), flags, n=1)
-    return f"did you mean {close[0]}?" if close else f"use {', '.join(flags)}"
+    return nearest(key.replace("_", "-"), [flag.replace("_", "-") for flag in parameter_names(name)])

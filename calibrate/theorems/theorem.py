@@ -10,12 +10,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from difflib import get_close_matches
 from enum import Enum
 from itertools import islice, product
 from typing import TypeVar, assert_never, cast
 
-from calibrate.errors import InvalidInput
+from calibrate.errors import InvalidInput, nearest
 from calibrate.notebook import as_html
 from calibrate.privacy_unit import EpsilonInterval
 
@@ -420,6 +419,4 @@ class Theorem:
         return Setting(values)
 
     def _nearest(self, key: str) -> str:
-        names = [parameter.name for parameter in self.parameters]
-        close = get_close_matches(key.replace("-", "_"), names, n=1)
-        return f"did you mean {close[0]}?" if close else f"use {', '.join(names)}"
+        return nearest(key.replace("-", "_"), [parameter.name for parameter in self.parameters])

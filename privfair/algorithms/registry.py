@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from calibrate.errors import InvalidInput
+from calibrate.errors import InvalidInput, nearest
 from calibrate.plugins import PluginGroup, Plugins
 from privfair.algorithms import dp_fedsgd, fair_plugin, fedfdp, fpfl, mmd_fedavg, pay_once, steffle
 from privfair.algorithms.baselines import averaging, central_erm, client_losses, drift, fedfair, tran
 from privfair.algorithms.recipe import Recipe
-from privfair.plan.sections import nearest
 
 _PRIVATE: tuple[Recipe[Any], ...] = (
     *(steffle.RECIPE, pay_once.RECIPE, fair_plugin.RECIPE, mmd_fedavg.RECIPE),

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, Union, Unpack, get_args, get_o
 import click
 from rich.table import Table
 
-from calibrate.errors import InvalidInput
+from calibrate.errors import InvalidInput, nearest
 from calibrate.manifest.document import VALID_DAYS, BudgetDocument, Issuer, LedgerBinding
 from calibrate.manifest.issue import issue
 from calibrate.manifest.keys import load_private
@@ -30,7 +30,6 @@ from privfair.cli.options import FILE, Subcommands, asked, options, with_our_hel
 from privfair.cli.output import answer, epsilon_text, print_json, print_rich, print_wrapped, progress_bar, table_lines
 from privfair.durable import write_named
 from privfair.plan.plan import Plan, Promise, Unprotected, plan_from_flags, search_plan
-from privfair.plan.sections import nearest
 
 if TYPE_CHECKING:
     from calibrate.budget import CertifiedBudget

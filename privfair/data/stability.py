@@ -170,10 +170,11 @@ SPLIT_BY_POSITION = Stability.one_to_one(
     "Lemma 4",
     'leave split out or write split = "record" under [data], or give test-files',
 )
+_BY_RECORD = {unit: Change(1, unit.relation) for unit in (ATTRIBUTE, RECORD_ADDED)}
+_BY_RECORD[RECORD_REPLACED] = Change(2, Relation.ADD_REMOVE)
 SPLIT_BY_RECORD = Stability(
     "splitting train and test by record",
-    {unit: Change(1, unit.relation) for unit in (ATTRIBUTE, RECORD_ADDED)}
-    | {RECORD_REPLACED: Change(2, Relation.ADD_REMOVE)},
+    _BY_RECORD,
     "Lemma 5",
     'write split = "position" under [data], or give test-files',
 )
@@ -209,13 +210,7 @@ CUT_BY_RANK = Stability.one_to_one(
     "Lemma 4",
     "declare public cuts = [...] under [data.partition], use another partition, or give one file per silo",
 )
-CUT_BY_RECORD = Stability(
-    "cutting into silos by record",
-    {unit: Change(1, unit.relation) for unit in (ATTRIBUTE, RECORD_ADDED)}
-    | {RECORD_REPLACED: Change(2, Relation.ADD_REMOVE)},
-    "Lemma 5",
-    "give one file per silo",
-)
+CUT_BY_RECORD = Stability("cutting into silos by record", _BY_RECORD, "Lemma 5", "give one file per silo")
 SILOS_READ_OFF = Stability.one_to_one(
     "silos named by a column of the file",
     (ATTRIBUTE,),

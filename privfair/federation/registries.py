@@ -29,6 +29,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESSIV
 from calibrate.arrays import Integers
 from calibrate.errors import InvalidInput, Refused, UnsupportedCombination
 from calibrate.sampling import Sampling, ShuffledEpochs
+from privfair.durable import read_named
 
 Batches = Mapping[str, str]
 """By holder of records, what it sealed for the registries about one step."""
@@ -53,9 +54,7 @@ class SitesKey:
     def read(cls, path: Path) -> SitesKey:
         """The key in a file; the file's content is not shown."""
         try:
-            secret = bytes.fromhex(path.read_text("ascii").strip())
-        except OSError as error:
-            raise InvalidInput("--sites-key", str(path), f"cannot be read ({error.strerror})", "check it") from error
+            secret = bytes.fromhex(read_named(path, "--sites-key", "check it").decode("ascii").strip())
         except ValueError:
             secret = b""
         if len(secret) != _KEY_BYTES:

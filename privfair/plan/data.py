@@ -58,21 +58,11 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, TypeVar
 
-from calibrate.errors import InvalidInput, count, open_unit
+from calibrate.errors import InvalidInput, count, nearest, open_unit
 from calibrate.manifest.document import DataIdentity
 from calibrate.manifest.strict_json import in_our_words
 from calibrate.plugins import PluginGroup, Plugins
-from privfair.plan.sections import (
-    Checked,
-    Count,
-    Positive,
-    Section,
-    Whole,
-    key_names,
-    nearest,
-    read_section,
-    refuse_unknown,
-)
+from privfair.plan.sections import Checked, Count, Positive, Section, Whole, key_names, read_section, refuse_unknown
 
 PAPERS_TEST_FRACTION = 0.25
 """Train to test 3:1, as in the experiments of SteFFLe and of MMD-fair FedAvg."""

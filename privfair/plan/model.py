@@ -1,6 +1,22 @@
-"""The [training.min-max] table: the user's min-max loss under a `gaussian` plan with two noise ratios.
+"""The model a plan asks for: `model = "logistic"`, or a table [training.model] with a kind and its own keys.
 
 ::
+
+    [training.model]
+    kind = "perceptron"        # logistic | perceptron | cnn | trees | module | plugin
+    hidden = [64, 32]          # perceptron: sizes of the hidden layers
+    activation = "relu"        # perceptron: relu | tanh
+    # architecture = "compact" # cnn: compact | strided | fedavg | fedavg-unpadded
+    # trees = 240              # trees: how many, one per round; for fair-plugin with protect = "attribute"
+    # leaves = 15              # trees: of each tree, at most
+    # file = "net.py"          # module: a Python file next to the plan ...
+    # function = "build"       # ... and the function in it that makes a torch.nn.Module
+    # sha256 = "..."           # module: if given, the file must have this digest
+    # name = "my-net"          # plugin: the entry point of another package in the group privfair.models
+    # bits = 13                # perceptron, cnn, module, plugin: precision of products, 7 | 13 | "largest"
+    # isolation = "exact"      # module, plugin: exact | alone (any layers, one record per pass, an assumption)
+
+The table [training.min-max] has a min-max loss of the user instead, under a `gaussian` plan with two noise ratios::
 
     [training.min-max]
     file = "game.py"                     # next to the plan; defines loss(theta, w, x, y, s) of one record, in torch
@@ -23,7 +39,7 @@ from typing import Any, assert_never
 
 import torch
 
-from calibrate.errors import InvalidInput, PrivfairError
+from calibrate.errors import InvalidInput, PrivfairError, nearest
 from calibrate.plugins import PluginGroup, Plugins
 from privfair.models.alone_module import ISOLATION_ASSUMED, AloneModule
 from privfair.models.exact import Bits
@@ -34,25 +50,7 @@ from privfair.models.perceptron import Perceptron
 from privfair.models.torch_module import TorchModule, convolutional, made_up_records
 from privfair.models.trees import BoostedTrees
 from privfair.plan.own_code import UserFunction
-from privfair.plan.sections import BelowOne, Checked, Count, Positive, key_names, nearest, read_section, refuse_unknown
-
-# The model a plan asks for: `model = "logistic"`, or a table [training.model] with a kind and its own keys.
-#
-# ::
-#
-#     [training.model]
-#     kind = "perceptron"        # logistic | perceptron | cnn | trees | module | plugin
-#     hidden = [64, 32]          # perceptron: sizes of the hidden layers
-#     activation = "relu"        # perceptron: relu | tanh
-#     # architecture = "compact" # cnn: compact | strided | fedavg | fedavg-unpadded
-#     # trees = 240              # trees: how many, one per round; for fair-plugin with protect = "attribute"
-#     # leaves = 15              # trees: of each tree, at most
-#     # file = "net.py"          # module: a Python file next to the plan ...
-#     # function = "build"       # ... and the function in it that makes a torch.nn.Module
-#     # sha256 = "..."           # module: if given, the file must have this digest
-#     # name = "my-net"          # plugin: the entry point of another package in the group privfair.models
-#     # bits = 13                # perceptron, cnn, module, plugin: precision of products, 7 | 13 | "largest"
-#     # isolation = "exact"      # module, plugin: exact | alone (any layers, one record per pass, an assumption)
+from privfair.plan.sections import BelowOne, Checked, Count, Positive, key_names, read_section, refuse_unknown
 
 
 class ModelKind(Enum):

@@ -16,6 +16,7 @@ from types import ModuleType
 from typing import Any
 
 from calibrate.errors import InvalidInput, PrivfairError
+from privfair.durable import read_named
 
 
 @dataclass(frozen=True)
@@ -41,12 +42,7 @@ class UserFunction:
             rule = "must be a .py file in the plan's own folder"
             raise InvalidInput(f"[{place}] file", file, rule, f'write file = "{example}"')
         path = folder / file
-        try:
-            source = path.read_bytes()
-        except OSError as error:
-            rule = f"cannot be read ({error.strerror})"
-            raise InvalidInput(f"[{place}] file", str(path), rule, "put it next to the plan") from error
-        found = cls(place, path, function, source)
+        found = cls(place, path, function, read_named(path, f"[{place}] file", "put it next to the plan"))
         if sha256 is not None and found.sha256 != sha256:
             rule = f"is not the digest of {path}"
             raise InvalidInput(f"[{place}] sha256", sha256, rule, "use the file that was signed")

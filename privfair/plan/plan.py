@@ -60,11 +60,12 @@ from typing import Any, Literal, Self
 import rfc8785
 
 from calibrate.choose import Fair, Need, Observer, choice_of, choose
-from calibrate.errors import InvalidInput, UnsupportedCombination, open_unit
+from calibrate.errors import InvalidInput, UnsupportedCombination, nearest, open_unit
 from calibrate.plans import algorithm_named, parameter_names, plan_from_mapping
 from calibrate.privacy_unit import EpsilonDelta, Protected
 from calibrate.tries import RandomTries
-from privfair.plan.sections import nearest, read_section
+from privfair.durable import read_named
+from privfair.plan.sections import read_section
 
 _SECTIONS = ("target", "privacy", "data", "training", "search", "decision", "model")
 _SHORT = ("protect", "epsilon", "delta", "files", "at-least", "at_least")
@@ -152,11 +153,7 @@ class Plan:
     @classmethod
     def read(cls, path: Path) -> Self:
         """The plan in a TOML file; every section and name is checked."""
-        try:
-            content = path.read_bytes()
-        except OSError as error:
-            raise InvalidInput("plan", str(path), f"cannot be read ({error.strerror})", _NO_PLAN) from error
-        return cls.parse(content, path)
+        return cls.parse(read_named(path, "plan", _NO_PLAN), path)
 
     @classmethod
     def parse(cls, content: bytes, path: Path) -> Self:
@@ -259,11 +256,7 @@ class _Lists:
 
 def _read_lists(path: Path) -> _Lists:
     """The lists of the schema next to a short plan; mistakes in them are for anyone who reads the whole schema."""
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        remedy = "write one next to the plan, or let `privfair init` write both"
-        raise InvalidInput("schema", str(path), f"cannot be read ({error.strerror})", remedy) from None
+    content = read_named(path, "schema", "write one next to the plan, or let `privfair init` write both")
     try:
         document = tomllib.loads(content.decode("utf-8"))
     except (ValueError, RecursionError):

@@ -9,16 +9,15 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
-from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar, get_args, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
-from calibrate.errors import InvalidInput, count, open_unit, positive, rate
+from calibrate.errors import InvalidInput, count, nearest, open_unit, positive, rate
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -99,12 +98,6 @@ def as_invalid_input(broken: ValidationError, place: str) -> InvalidInput:
         names = re.findall(r"'([^']*)'", fault["ctx"]["expected"])
         return InvalidInput(argument, value, "is not one of the choices", nearest(str(value), names))
     return InvalidInput(argument, value, *_RULES.get(fault["type"].split("_")[0], (fault["msg"], "fix this value")))
-
-
-def nearest(name: str, names: Sequence[str]) -> str:
-    """The remedy for a wrong name: the nearest right one, or all of them."""
-    close = get_close_matches(name, names, n=1)
-    return f"did you mean {close[0]}?" if close else f"use {', '.join(names)}"
 
 
 def _inside(folder: Path, value: object) -> Path | tuple[Path, ...] | None:

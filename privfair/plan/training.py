@@ -27,7 +27,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, Literal, assert_never
 
-from calibrate.errors import InvalidInput, UnsupportedCombination, count
+from calibrate.errors import InvalidInput, UnsupportedCombination, count, nearest
 from calibrate.manifest.document import BudgetDocument, DataBinding
 from calibrate.plans import PLAN_PLUGINS
 from calibrate.plans.clipped_sums import FpflPlan
@@ -54,17 +54,7 @@ from privfair.plan.model import (
     read_model_plan,
 )
 from privfair.plan.plan import Plan
-from privfair.plan.sections import (
-    Checked,
-    Count,
-    Options,
-    Whole,
-    dashed,
-    key_names,
-    nearest,
-    read_section,
-    refuse_unknown,
-)
+from privfair.plan.sections import Checked, Count, Options, Whole, dashed, key_names, read_section, refuse_unknown
 
 _LARGEST_BLOCK = 32
 """Where syncing no longer dominates (docs/ledger.md)."""

@@ -11,7 +11,7 @@ from typing import Any, assert_never, final
 from pydantic import BaseModel, ConfigDict, JsonValue, model_serializer, model_validator
 from torch import Tensor
 
-from calibrate.errors import InvalidInput, PrivfairError, Refused, UnsupportedCombination
+from calibrate.errors import PrivfairError, Refused, UnsupportedCombination
 from calibrate.manifest.document import BudgetDocument
 from calibrate.manifest.mechanism import AsPrintedGuarantee, NoiseSource, NoPrivacyPromised, PrivateGuarantee
 from calibrate.manifest.strict_json import Step
@@ -245,11 +245,7 @@ def read_folder_plan(
     plan in its own place: then its code is the reader's own and not the folder's. With `model_only` the reader promises
     to build nothing but the model, so that the user's own loss does not count.
     """
-    try:
-        envelope = folder.manifest.read_bytes()
-    except OSError as error:
-        rule = f"cannot be read ({error.strerror})"
-        raise InvalidInput("run folder", str(folder.manifest), rule, "name a whole run folder") from error
+    envelope = read_named(folder.manifest, "run folder", "name a whole run folder")
     # A run of the past stays readable after its budget expired: reading spends nothing, and `bind` refuses it.
     authentic = None if trusted.signers is None else authenticate(envelope, trusted.signers, for_reading=True)
     claimed = authentic or read_unverified(envelope)
