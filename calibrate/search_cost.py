@@ -10,8 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from scipy.optimize import brentq
-
 from calibrate.accountants.certified import CertifiedAccountant
 from calibrate.accountants.contour import LossTransform
 from calibrate.accountants.directions import Side, compositions
@@ -20,6 +18,7 @@ from calibrate.accountants.renyi import RenyiAccountant, epsilon_from_rdp
 from calibrate.errors import NotCertified
 from calibrate.privacy_unit import EpsilonDelta, EpsilonInterval, PrivacyUnit
 from calibrate.releases import Release, scale_noise
+from calibrate.roots import find_root
 from calibrate.solve import solve_noise
 from calibrate.tries import RandomTries
 
@@ -84,7 +83,7 @@ def solve_search(template: Release, unit: PrivacyUnit, target: EpsilonDelta, tri
 
     if excess(math.log(_MOST_NOISE)) > 0:
         raise NotCertified("no amount of noise lets this search keep its promise; ask for fewer tries or more epsilon")
-    found = float(brentq(excess, 0.0, math.log(_MOST_NOISE), xtol=_TOLERANCE)) if excess(0.0) > 0 else 0.0
+    found = find_root(excess, 0.0, math.log(_MOST_NOISE), _TOLERANCE, 1e-15) if excess(0.0) > 0 else 0.0
     while excess(found) > 0:
         found += _TOLERANCE
     return least * math.exp(found)

@@ -14,7 +14,6 @@ from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import brentq
 from scipy.special import betainccinv, ndtr, ndtri
 
 from audit.bounds.binomial import log_ways, usual_range
@@ -30,6 +29,7 @@ from audit.bounds.trade_off import CurveFamily, TradeOff, check_family_delta, cu
 from audit.settings import CONFIDENCE
 from calibrate.arrays import Floats
 from calibrate.errors import InvalidInput, open_unit
+from calibrate.roots import find_root
 
 
 @dataclass(frozen=True)
@@ -292,7 +292,7 @@ def _largest_refuted(tail: JointTail, curve: Callable[[float], TradeOff], level:
         high *= 2
         if high > _MOST:
             return _certified(tail, curve, level, _MOST)
-    return _certified(tail, curve, level, float(brentq(excess, 0.0, high, xtol=1e-7, rtol=1e-9)))
+    return _certified(tail, curve, level, find_root(excess, 0.0, high, 1e-7, 1e-9))
 
 
 def _certified(tail: JointTail, curve: Callable[[float], TradeOff], level: float, guess: float) -> float:

@@ -19,7 +19,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.optimize import brentq
 
 from calibrate.accountants.directions import Composition, Side
 from calibrate.accountants.losses import UNIT_ROUNDOFF, Nodes, PrivacyLossLaw, at_ends, connected_dots
@@ -27,6 +26,7 @@ from calibrate.accountants.registry import self_composed
 from calibrate.accountants.sampled_losses import Points
 from calibrate.arrays import Floats, Integers
 from calibrate.errors import NotCertified
+from calibrate.roots import find_root
 
 _CUT = 12.0
 """Losses that together are rarer than delta by this many natural logarithms are infinite or dropped."""
@@ -103,7 +103,7 @@ def _crossing(excess: Callable[[float], float], largest: float, upper: bool) -> 
         return 0.0
     if excess(largest) > 0:
         return math.inf if upper else largest
-    epsilon, nudge = float(brentq(excess, 0.0, largest, xtol=1e-300, rtol=1e-13, maxiter=1000)), 1e-13
+    epsilon, nudge = find_root(excess, 0.0, largest, 1e-300, 1e-13), 1e-13
     while (excess(epsilon) > 0) == upper:
         epsilon, nudge = epsilon * (1 + nudge if upper else 1 - nudge), 2 * nudge
     return epsilon

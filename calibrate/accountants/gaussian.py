@@ -22,7 +22,6 @@ from dataclasses import dataclass
 from functools import reduce
 
 import numpy as np
-from scipy.optimize import brentq
 from scipy.special import erfcx, ndtr
 
 from calibrate.accountants.registry import CountingAccountant, PairCounts, self_composed
@@ -30,6 +29,7 @@ from calibrate.accountants.support import GaussianPair, MixedGaussianPair
 from calibrate.arrays import Floats
 from calibrate.errors import InvalidInput, NotCertified, open_unit, positive
 from calibrate.privacy_unit import EpsilonInterval
+from calibrate.roots import find_root
 
 _SMALL_MU = 0.5
 """Below this R(a) - R(b) is integrated from its derivative; subtracting would cancel."""
@@ -115,7 +115,7 @@ def gaussian_mu(epsilon: float, delta: float) -> float:
         high *= 2
     while excess(low) > 0:
         low /= 2
-    mu = float(brentq(excess, low, high, xtol=1e-300, rtol=_FINEST))
+    mu = find_root(excess, low, high, 1e-300, _FINEST)
     while excess(mu) > 0:
         mu *= 1 - 4 * _UNIT_ROUNDOFF
     return mu
@@ -148,7 +148,7 @@ def falling_root(
         return 0.0
     while excess(guess) > 0:
         guess *= growth
-    epsilon = float(brentq(excess, 0.0, guess, xtol=1e-300, rtol=precision))
+    epsilon = find_root(excess, 0.0, guess, 1e-300, precision)
     while side * excess(epsilon) > 0:
         epsilon *= 1 + side * nudge
     return epsilon

@@ -9,12 +9,12 @@ import math
 from collections.abc import Callable
 
 import numpy as np
-from scipy.optimize import brentq
 from scipy.special import gammaln, logsumexp
 
 from calibrate.accountants.renyi import epsilon_at_order
 from calibrate.arrays import Floats
 from calibrate.errors import InvalidInput
+from calibrate.roots import find_root
 
 _STEP = 0.02
 """Spacing of the trapezoid rule, in standard deviations; for these entire integrands it is exact to rounding."""
@@ -90,7 +90,7 @@ def fixed_size_sigma(rate: float, rounds: int, epsilon: float, delta: float, lar
         low -= 1
     while excess(high) > 0:
         high += 1
-    return math.exp(float(brentq(excess, low, high, xtol=1e-10)))
+    return math.exp(find_root(excess, low, high, 1e-10, 1e-15))
 
 
 def _log_central_moments(sigma: float, largest: int) -> Floats:

@@ -38,7 +38,7 @@ _SECTIONS = {
     "Numbers": {
         "account": ("numbers", "solve for epsilon, noise or rounds"),
         "calibrate": ("calibrate", "the noise that an algorithm's theorem needs"),
-        "theorems": ("numbers", "list, check: do published privacy claims hold?"),
+        "theorems": ("theorems", "list, check: do published privacy claims hold?"),
     },
     "Budgets": {
         "budget": ("budget", "request, sign, show"),

@@ -8,10 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from scipy.optimize import brentq
 from torch import Tensor
 
 from calibrate.errors import InvalidInput
+from calibrate.roots import find_root
 from privfair.models.model import Weigh, clipped_after
 from privfair.rounding import ROUNDING_SLACK, sum_in_blocks
 
@@ -158,7 +158,7 @@ def _positive_root(cubic: tuple[float, float, float, float]) -> float:
     high = 1.0
     while _value(cubic, high) < 0:
         high *= 2
-    return float(brentq(lambda x: _value(cubic, x), 0.0, high, xtol=1e-15, rtol=1e-14))
+    return find_root(lambda x: _value(cubic, x), 0.0, high, 1e-15, 1e-14)
 
 
 def _value(cubic: tuple[float, float, float, float], x: float) -> float:
