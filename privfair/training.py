@@ -22,6 +22,7 @@ from privfair.data.training_data import site_format
 from privfair.durable import read_named, replace_file
 from privfair.fairness.measurement import Measured, emptiness
 from privfair.federation.coordinator import Position, RunObserver, train_until
+from privfair.federation.countersign import SocketWitness
 from privfair.federation.remote import EngineNodes, Node, ResendingTransport, read_guards
 from privfair.federation.signed_frames import CoordinatorSeal
 from privfair.federation.sockets import SocketTransport
@@ -289,10 +290,13 @@ def execute(
     progress: Callable[[Progress], None] | None = None,
     trust: TrustInForce | None = None,
     threshold: ThresholdRule = AS_IT_IS,
+    witness: Path | None = None,
 ) -> TrainingResult:
     """Claim and train what was verified; with `resume`, a folder in which nothing was begun is begun.
 
     `threshold` says from which probability on a prediction is positive; a target is taken from the held-out records.
+
+    `witness` is the socket of the witness that the budget names.
 
     With `trust`, the ledger remembers the trust file, and the run stops at the next block after a key was revoked.
     """
@@ -302,6 +306,7 @@ def execute(
         )
     # A ledger that cannot be opened leaves no folder behind.
     with Ledger.open(ledger, None if anchor is None else Path(anchor)) as book, ExitStack() as stack:
+        book.witness = None if witness is None else SocketWitness(witness)
         folder = RunFolder.create(Path(out), resume=resume)
         going_on = folder.begun
         stack.enter_context(folder.locked())

@@ -72,7 +72,7 @@ class AuditorsManifest:
 
     def envelope(self, document: BudgetDocument) -> bytes:
         """The document for another single use."""
-        once = {"nonce": fresh_nonce(), "validity": valid_for(), "ledgers": (), "retention": None}
+        once = {"nonce": fresh_nonce(), "validity": valid_for(), "ledgers": (), "retention": None, "witness": None}
         copy = document.model_copy(update=once)
         return signature.sign(PAYLOAD_TYPE, statement_bytes(copy), self.key)
 

@@ -303,6 +303,8 @@ class BudgetDocument(StrictModel):
     justification: Text
     retention: Count | None = Field(default=None, exclude_if=is_none)
     """The transcript keeps every so many steps in full and the rest by digests; None keeps every value."""
+    witness: Sha256 | None = Field(default=None, exclude_if=is_none)
+    """Id of the key that countersigns each block of charges before its noise is drawn; None if no one does."""
 
     @model_validator(mode="after")
     def _parts_agree(self) -> BudgetDocument:
@@ -441,6 +443,8 @@ class Issuer:
     research_noise: bool = False
     not_protected: tuple[str, ...] = ()
     """What else is treated as public, each in one sentence."""
+    witness: str | None = None
+    """Id of the witness's key, where the plan names one."""
 
     @property
     def noise_source(self) -> NoiseSource:

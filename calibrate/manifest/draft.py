@@ -160,6 +160,7 @@ def draft_document(price: Price, subject: BudgetSubject, issuer: Issuer) -> Budg
         data=subject.data,
         config_digest=subject.config_digest or plan_digest(algorithm, parameters),
         noise_source=issuer.noise_source,
+        witness=issuer.witness,
         nonce=fresh_nonce(),
         validity=valid_for(issuer.lifetime),
         dataset=subject.dataset,

@@ -254,6 +254,10 @@ def _validity(document: BudgetDocument) -> Iterator[str]:
         yield f"to be claimed {who}in the ledger {bound.ledger} and in no other"
     if not document.ledgers:
         yield "NOT BOUND TO A LEDGER: whoever has a second ledger can claim it a second time"
+    if document.witness is None:
+        yield "no witness: a second use with restored copies of ledger, anchor and run is detected, not prevented"
+    else:
+        yield f"second use is prevented: the witness {document.witness} countersigns each block of charges"
 
 
 def _bounds(interval: EpsilonInterval) -> str:

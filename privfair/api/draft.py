@@ -68,7 +68,7 @@ def draft(
     target, so anyone who has them can draft again and compare.
     """
     promise = file.guarantee if promise == "calibrated" else promise
-    issuer = replace(issuer, research_noise=issuer.research_noise or file.research_noise)
+    issuer = replace(issuer, research_noise=issuer.research_noise or file.research_noise, witness=file.witness)
     if promise != "calibrated" and file.search is not None:
         raise InvalidInput("[search]", "(a table)", "belongs to a promise of this plan's own", "drop it, try by hand")
     if isinstance(promise, Unprotected):

@@ -7,6 +7,7 @@
     ledger = "ledger.db"         # or a URL, postgresql+psycopg://...
     anchor = "ledger.anchor"     # where it is not next to the ledger
     key    = "officer.pem"
+    witness = "witness.sock"     # of budgets that name a witness: its socket
 
 The file is `config.toml` in the user's configuration folder, or what --config names. It is never looked for next to a
 plan or a run, which may come from anyone.
@@ -38,6 +39,7 @@ class UserConfig:
     ledger: str | None = None
     anchor: Path | None = None
     key: Path | None = None
+    witness: Path | None = None
 
 
 def config_path() -> Path:

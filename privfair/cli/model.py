@@ -182,9 +182,8 @@ def train_command(
         with _display(prices, promise.text) as show:
             if guards_path is None:
                 assert ledger is not None
-                result = execute(
-                    prepared, out, ledger, anchor or anchor_for(ledger), resume, show, trust, threshold=rule
-                )
+                place, witness = anchor or anchor_for(ledger), user_config().witness
+                result = execute(prepared, out, ledger, place, resume, show, trust, threshold=rule, witness=witness)
             else:
                 result = train_with_guards(signed, guards_path, out, test_files, resume, show, steps_per_message)
     except KeyboardInterrupt:

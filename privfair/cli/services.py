@@ -31,8 +31,9 @@ from privfair.cli.options import (
 )
 from privfair.cli.output import answer, print_json, print_rich
 from privfair.durable import read_named
+from privfair.federation.countersign import serve_witness
 from privfair.federation.guard import GuardOptions, serve_guard
-from privfair.federation.policy import ANYTHING, Site, read_policy
+from privfair.federation.policy import ANYTHING, Site, WitnessSite, read_policy
 from privfair.federation.registries import SitesKey
 from privfair.federation.trial import (
     Trial,
@@ -72,6 +73,10 @@ def serve_command(site: Path, check: bool) -> None:
       data   = "north.csv"        folder = "run"
       budget = "budget.json"      socket = "guard.sock"
     """
+    witness = WitnessSite.read(site)
+    if witness is not None:
+        _serve_witness(witness, check)
+        return
     found, config = Site.read(site), user_config()
     trust_path, ledger = found.trust or config.trust, found.ledger or config.ledger
     for key, value in (("trust", trust_path), ("ledger", ledger)):
@@ -86,6 +91,7 @@ def serve_command(site: Path, check: bool) -> None:
         key=None if found.key is None else load_private(found.key, ask_password),
         sites_key=None if found.sites_key is None else SitesKey.read(found.sites_key),
         deadline=found.deadline,
+        witness=found.witness or config.witness,
     )
     run = prepare_site(found.plan_path, read_named(found.budget, "budget"), trust.file, found.party, found.files)
     if check:
@@ -100,6 +106,20 @@ def serve_command(site: Path, check: bool) -> None:
         sys.stdout.flush()
 
     serve_guard(run, found.folder, ledger, found.socket, options, ready, found.anchor or anchor_for(ledger))
+
+
+def _serve_witness(site: WitnessSite, check: bool) -> None:
+    key = load_private(site.key, ask_password)
+    document = {"ready": not check, "witness": key.key_id, "socket": str(site.socket)}
+    if check:
+        answer(document, f"the witness {key.key_id} can start")
+        return
+
+    def ready() -> None:
+        answer(document, f"ready: the witness {key.key_id} answers at {site.socket}")
+        sys.stdout.flush()
+
+    serve_witness(site.folder, site.socket, key, ready)
 
 
 _FEDERATION_EXAMPLE = """

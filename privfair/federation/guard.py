@@ -45,6 +45,7 @@ from privfair.federation.coordinator import (
     digest_of_values,
     state_digest,
 )
+from privfair.federation.countersign import SocketWitness
 from privfair.federation.local_party import LocalParties, StateReader
 from privfair.federation.policy import ANYTHING, Policy, PolicyRefused
 from privfair.federation.registries import (
@@ -498,6 +499,8 @@ class GuardOptions:
     """What holders of records and registries share, and the coordinator lacks."""
     deadline: float = 60.0
     """Seconds for a frame to arrive, and for an answer to be read."""
+    witness: Path | None = None
+    """Socket of the witness that the budget names."""
 
 
 def serve_guard(
@@ -518,6 +521,7 @@ def serve_guard(
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     own, log = RunFolder(folder), _open_log(folder / "guard.log")
     with own.locked(), Ledger.open(ledger, anchor) as book:
+        book.witness = None if options.witness is None else SocketWitness(options.witness)
         guard = Guard(run, own, book, log, options.policy, options.trust, key=options.key, sites_key=options.sites_key)
         try:
             server = SocketServer(

@@ -16,7 +16,16 @@ The file of `privfair serve`; paths are relative to it::
     policy = "policy.toml"       # optional: what the site allows (privfair.federation.policy)
     key    = "site.pem"          # optional: signs the receipt
     sites-key = "sites.key"      # optional: for plans with registries
+    witness = "witness.sock"     # of a budget that names a witness: its socket
     deadline  = 60.0             # seconds for a frame to arrive, and for an answer to be read
+
+The file of a witness, which remembers the charges of other sites (privfair.federation.countersign)::
+
+
+    role   = "witness"
+    folder = "witness"           # what it remembers
+    socket = "witness.sock"
+    key    = "witness.pem"       # budgets name its id
 
 The policy::
 
@@ -25,8 +34,8 @@ The policy::
     signers = ["3f9a..."]                # only manifests that one of these keys signed
     largest-epsilon = 1.0                # only promises of at most this epsilon (and none without a promise)
     hours = ["08:00-18:00"]              # new rounds only at these times of day, in UTC
-    rounds-per-day = 100                 # at most so many new rounds per day, in UTC
-    seconds-per-answer = 2.0             # a new answer takes so long, or a whole multiple: its time tells nothing
+    rounds-per-day = 100                 # the most new rounds per day, in UTC
+    seconds-per-answer = 2.0             # a new answer takes this long, or a multiple: its time reveals nothing
 
 A key that is left out restricts nothing. What was published before is sent again at any time.
 """
@@ -63,6 +72,7 @@ class Site:
     policy: Path | None = None
     key: Path | None = None
     sites_key: Path | None = None
+    witness: Path | None = None
     deadline: float = 60.0
 
     def __post_init__(self) -> None:
@@ -88,6 +98,22 @@ class Site:
     def plan_path(self) -> Path:
         """The signed plan."""
         return self.budget.with_name("plan.toml") if self.plan is None else self.plan
+
+
+@dataclass(frozen=True)
+class WitnessSite:
+    """The keys of a witness's file."""
+
+    folder: Path
+    socket: Path
+    key: Path
+    role: Literal["witness"] = "witness"
+
+    @classmethod
+    def read(cls, path: Path) -> WitnessSite | None:
+        """The witness of a file; None for the file of a guard."""
+        found = read_toml(path, "SITE")
+        return read_section(cls, path.name, found, path.parent) if found.get("role") == "witness" else None
 
 
 class PolicyRefused(Refused):
@@ -134,15 +160,15 @@ class Policy:
             )
 
     def require_now(self, now: datetime, rounds_today: int) -> None:
-        """Refuse to open a new round at this time, or after so many of them today."""
+        """Refuse to open a new round at this time, or after the most rounds of a day."""
         moment = now.astimezone(UTC).time()
         if self.hours is not None and not any(_within(moment, _window(window)) for window in self.hours):
             raise PolicyRefused(
-                f"the site's policy allows new rounds at {', '.join(self.hours)} UTC; go on then, with --resume"
+                f"the site's policy allows new rounds at {', '.join(self.hours)} UTC; continue then, with --resume"
             )
         if self.rounds_per_day is not None and rounds_today >= self.rounds_per_day:
             raise PolicyRefused(
-                f"the site's policy allows {self.rounds_per_day} rounds per day; go on tomorrow (UTC), with --resume"
+                f"the site's policy allows {self.rounds_per_day} rounds per day; continue tomorrow (UTC), with --resume"
             )
 
     def seconds_left(self, worked: float) -> float:

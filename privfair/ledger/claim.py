@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from enum import Enum
 from functools import partial
+from typing import Protocol
 
 from calibrate.compose import ODOMETER_DELTA, BudgetFilter, Spent, exact, odometer, rounded_up
 from calibrate.errors import count
@@ -30,6 +31,7 @@ from privfair.ledger.entries import (
     WrongLedger,
     digest_text,
     label,
+    link,
     undeclared_dataset,
     unit_text,
 )
@@ -40,6 +42,18 @@ DEFAULT_BLOCK = 32
 
 _MOST_VALUES = 2000
 """Releases in one entry, so that no single row becomes unwieldy."""
+
+
+Charges = Sequence[tuple[int, str]]
+"""Where blocks of charges end, and the hashes of their entries, in order."""
+
+
+class Witness(Protocol):
+    """Another party that remembers how far each budget was charged."""
+
+    def countersign(self, key_id: str, manifest: str, party: str, charges: Charges) -> None:
+        """Raise unless the witness with this key takes `charges` as what followed what it has seen."""
+        ...
 
 
 class Claim:
@@ -64,6 +78,15 @@ class Claim:
         self._first = account.charged
         self._pending: list[Release] = []
         self._recorded: set[tuple[int, str, str]] = set()
+        self._countersign: Callable[[Charges], None] | None = None
+        self._last: Charges = ()
+
+    def countersigned(self, ask: Callable[[Charges], None]) -> None:
+        """Have what was charged so far, and each later block before it is held, countersigned by `ask`."""
+        entries = (one for one in self._journal.entries() if isinstance(one, Charged))
+        charges = [(one.end, link(one).hash) for one in entries if one.manifest == self.manifest]
+        ask(charges)
+        self._countersign, self._last = ask, charges[-1:]
 
     @property
     def charged(self) -> int:
@@ -92,8 +115,15 @@ class Claim:
         with self._journal.lock:
             book = self._journal.append(next_rounds)
             self._pending.clear()
-            end = book.account(self.manifest).charged
-            self._charged = end
+            self._charged = end = book.account(self.manifest).charged
+            if self._countersign is not None:
+                newest = (end, book.head.hash)
+                try:
+                    self._countersign((*self._last, newest))
+                except BaseException:
+                    self._first = end  # spent, and never used
+                    raise
+                self._last = (newest,)
             return range(end - int(rounds), end)
 
     def charge_ahead(self, block: int = DEFAULT_BLOCK) -> range:

@@ -19,7 +19,15 @@ from calibrate.privacy_unit import PrivacyUnit
 from calibrate.releases import Neighbours
 from privfair.durable import write_new_file
 from privfair.ledger.book import Book
-from privfair.ledger.claim import Claim, LedgerStatus, ManifestStatus, describe, describe_manifest, require_no_double
+from privfair.ledger.claim import (
+    Claim,
+    LedgerStatus,
+    ManifestStatus,
+    Witness,
+    describe,
+    describe_manifest,
+    require_no_double,
+)
 from privfair.ledger.entries import (
     BudgetSet,
     Claimed,
@@ -148,6 +156,9 @@ class Ledger:
     ...     ledger.receipts()  # what was claimed from it so far
     ()
     """
+
+    witness: Witness | None = None
+    """Who countersigns the charges of budgets that name a witness."""
 
     def __init__(
         self,

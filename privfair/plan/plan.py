@@ -13,6 +13,7 @@ Tables override what follows from them; without those keys a plan says everythin
     algorithm = "steffle"
     guarantee = "calibrated"     # or "as-printed" (a paper's own noise), or {none = "why"}; calibrated by default
     noise-source = "system"      # or "seeded-research": reproducible noise that protects no one
+    witness = "3f9a..."          # optional: id of the key that countersigns each block of charges
 
     [target]                     # the promise; --epsilon and --delta may give it instead
     epsilon = 1.0
@@ -50,6 +51,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -147,6 +149,8 @@ class Plan:
     research_noise: bool = False
     """Noise of a seed, which protects no one."""
     decision: ThresholdRule = AS_IT_IS
+    witness: str | None = None
+    """Id of the key of the witness, without which nothing is published."""
     beside: Mapping[str, bytes] = field(default_factory=dict, repr=False)
     """The files next to a short plan that decide what it leaves out, with their names; a copy of it needs them."""
 
@@ -173,15 +177,18 @@ class Plan:
         lists = _read_lists(path.with_name(SCHEMA_NAME)) if short else None
         if lists is not None:
             algorithm, tables = _whole(short, algorithm, tables, lists)
-        noise = parsed.pop("noise-source", _NOISE_SOURCES[0])
+        noise, witness = parsed.pop("noise-source", _NOISE_SOURCES[0]), parsed.pop("witness", None)
         for key, value in parsed.items():
             known = ", ".join(f"[{section}]" for section in _SECTIONS)
-            remedy = f"use protect, epsilon, delta, files, at-least, algorithm, guarantee, noise-source and {known}"
+            keys = "protect, epsilon, delta, files, at-least, algorithm, guarantee, noise-source, witness"
+            remedy = f"use {keys} and {known}"
             raise InvalidInput(f"{path}: {key}", value, "is not part of a plan", remedy)
         if algorithm is None:
             raise InvalidInput(f"{path}: algorithm", None, "is needed", 'write algorithm = "steffle" at the top')
         if noise not in _NOISE_SOURCES:
             raise InvalidInput(f"{path}: noise-source", noise, "is not known", f"use {' or '.join(_NOISE_SOURCES)}")
+        if witness is not None and not (isinstance(witness, str) and re.fullmatch("[0-9a-f]{64}", witness)):
+            raise InvalidInput(f"{path}: witness", witness, "is no key id", "copy what `keys generate` printed")
         return cls(
             str(algorithm),
             tables.get("target", {}),
@@ -194,6 +201,7 @@ class Plan:
             guarantee=_promise(guarantee),
             research_noise=noise == _NOISE_SOURCES[1],
             decision=read_section(ThresholdRule, "decision", tables.get("decision", {})),
+            witness=witness,
             beside={} if lists is None else {SCHEMA_NAME: lists.content},
         )
 

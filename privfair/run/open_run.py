@@ -33,6 +33,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self, TypeVar, final
@@ -59,6 +60,7 @@ from privfair.ledger import (
     Unavailable,
     UnknownClaim,
 )
+from privfair.ledger.claim import Charges
 from privfair.run.folder import RunFolder, save_checkpoint
 from privfair.run.prepare import claim_terms
 from privfair.run.record import (
@@ -128,8 +130,14 @@ class OpenRun:
             self._require_trust()
             for name, content in files.items():
                 replace_file(self.folder.path / name, content)
+            witness = self._witness()
+            if witness is not None:
+                witness(())  # what is refused here has claimed nothing
             token = ClaimToken.at(self.folder.token)
-            self._claim = self._claimed(self.terms, token)
+            claim = self._claimed(self.terms, token)
+            if witness is not None:
+                claim.countersigned(witness)
+            self._claim = claim
         except PrivfairError as refused:
             if token is None or not isinstance(refused, _CLAIM_UNCERTAIN):
                 self.folder.discard(written)
@@ -165,8 +173,23 @@ class OpenRun:
             claim.reconcile(past.releases())
             claim.close(past.digest)
             claim = None
+        witness = None if claim is None else self._witness()
+        if claim is not None and witness is not None:
+            claim.countersigned(witness)
         self._claim = claim
         return self
+
+    def _witness(self) -> Callable[[Charges], None] | None:
+        """How the witness that the budget names is asked; None where it names none."""
+        key_id = self.budget.document.witness
+        if key_id is None:
+            return None
+        if self.ledger.witness is None:
+            raise Refused(
+                f"the budget needs its witness {key_id[:16]} before noise is drawn; name its socket as `witness` in "
+                "config.toml or site.toml, and use `privfair train` or `privfair serve`"
+            )
+        return partial(self.ledger.witness.countersign, key_id, self.budget.digest, self._party or "")
 
     @classmethod
     @contextmanager
@@ -198,7 +221,7 @@ class OpenRun:
     def claim(self) -> Claim:
         """The rounds that this process may use; refused once the run has ended."""
         if self._claim is None:
-            raise Refused(f"the run in {self.folder.path} has ended; begin another one, with its own budget")
+            raise Refused(f"the run in {self.folder.path} has ended; begin another one, with another budget")
         return self._claim
 
     def open_gate(
@@ -277,7 +300,7 @@ class OpenRun:
         self._all_charged = True
 
     def attempt(self, ledger: Ledger, folder: RunFolder) -> OpenRun:
-        """One whole run inside a budget that `charge_all` has paid, in a ledger and a folder that are discarded."""
+        """One whole run inside a budget that `charge_all` has paid, in a temporary ledger and folder."""
         if not self._all_charged:
             raise GateRefused("a try before the whole budget was charged; call charge_all first")
         inside = OpenRun(self.budget, ledger, folder)

@@ -435,7 +435,7 @@ def test_a_site_is_checked_without_claiming_anything(sites: Sites, tmp_path: Pat
     policy.write_text('algorithms = ["fedfdp"]\n')
     write(policy="policy.toml")
     assert "site's policy allows fedfdp" in privfair("serve", site, "--check").err
-    write(role="witness")
+    write(role="relay")
     assert "use guard" in privfair("serve", site, "--check").err
     write(sockets="north.sock")
     assert "did you mean socket?" in privfair("serve", site, "--check").err
