@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
+import time
 import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -12,14 +12,32 @@ from pathlib import Path
 
 from calibrate.errors import InvalidInput, Refused
 
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+    import msvcrt
+
 OTHER_VERSION = "read it with the version of privfair that wrote it, which run.json names"
 """The remedy for a file of a run whose format is of another version; nothing is guessed."""
+
+
+_BINARY: int = getattr(os, "O_BINARY", 0)
+"""Windows would change line ends in a descriptor that was opened without it."""
+_LOCKED_BYTE = 0x7FFFFFFE
+"""Where Windows locks: a byte far behind what files hold, because nobody can read a locked one there."""
+_LOCK_SECONDS = 0.05
+
+
+def open_file(path: Path, flags: int, mode: int = 0o644) -> int:
+    """The descriptor of a file whose bytes are read and written as they are, on every system."""
+    return os.open(path, flags | _BINARY, mode)
 
 
 @contextmanager
 def opened(path: Path, flags: int, mode: int = 0o644) -> Iterator[int]:
     """The descriptor of a file or folder during the block."""
-    descriptor = os.open(path, flags, mode)
+    descriptor = open_file(path, flags, mode)
     try:
         yield descriptor
     finally:
@@ -27,7 +45,9 @@ def opened(path: Path, flags: int, mode: int = 0o644) -> Iterator[int]:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make a creation or a rename in `folder` survive a power cut."""
+    """Make a creation or a rename in `folder` survive a power cut; Windows has no call for it, and keeps a journal."""
+    if not hasattr(os, "O_DIRECTORY"):
+        return
     with opened(folder, os.O_RDONLY | os.O_DIRECTORY) as descriptor:
         os.fsync(descriptor)
 
@@ -97,7 +117,22 @@ def lock_file(descriptor: int, *, wait: bool = False) -> None:
 
     Raises BlockingIOError if another process has the lock, unless the call is to `wait` for it.
     """
-    fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    if fcntl is not None:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        return
+    place = os.lseek(descriptor, 0, os.SEEK_CUR)
+    try:
+        while True:
+            os.lseek(descriptor, _LOCKED_BYTE, os.SEEK_SET)
+            try:
+                msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
+                return
+            except OSError as busy:
+                if not wait:
+                    raise BlockingIOError(errno.EAGAIN, "is locked by another process") from busy
+            time.sleep(_LOCK_SECONDS)
+    finally:
+        os.lseek(descriptor, place, os.SEEK_SET)
 
 
 @contextmanager

@@ -38,7 +38,8 @@ def _one_thread_in_a_fork() -> None:
         sys.modules["torch"].set_num_threads(1)
 
 
-os.register_at_fork(after_in_child=_one_thread_in_a_fork)
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_one_thread_in_a_fork)
 
 
 class _Entropy:

@@ -208,7 +208,7 @@ def _read(path: Path) -> bytes:
 def _write_new(path: Path, content: bytes, mode: int) -> None:
     """Creates the file with its final permissions, so that it is never readable by others, not even briefly."""
     try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), mode)
     except OSError as broken:
         raise TrustRefused(f"{path} cannot be created ({broken.strerror}); choose another place") from broken
     with os.fdopen(descriptor, "wb") as file:

@@ -48,7 +48,7 @@ from privfair.batches.randomness import (
     subset,
     uniform_below,
 )
-from privfair.durable import OTHER_VERSION, replace_file, write_all
+from privfair.durable import OTHER_VERSION, open_file, replace_file, write_all
 
 
 class PartyBatches(Protocol):
@@ -452,7 +452,7 @@ class BatchWriter:
         encoded = header.encoded()
         # At one stroke: a record has its whole header from the moment it has its name.
         replace_file(Path(path), _MAGIC + _LENGTH.pack(len(encoded)) + encoded)
-        return cls(os.open(path, os.O_WRONLY | os.O_APPEND), header)
+        return cls(open_file(path, os.O_WRONLY | os.O_APPEND), header)
 
     @classmethod
     def resume(cls, path: Path, header: BatchHeader) -> BatchWriter:
@@ -464,7 +464,7 @@ class BatchWriter:
             header.sampling,
         ):
             raise Refused(f"batch record {path} belongs to another run; put this run's own file back")
-        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND)
+        descriptor = open_file(path, os.O_WRONLY | os.O_APPEND)
         os.ftruncate(descriptor, found.whole_bytes)
         return cls(descriptor, header)
 

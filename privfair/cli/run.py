@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import re
-import resource
 import shlex
 import sys
 import time
@@ -14,6 +13,7 @@ from contextlib import redirect_stderr, redirect_stdout, suppress
 from dataclasses import asdict, dataclass, replace
 from enum import Enum
 from functools import partial
+from importlib import import_module
 from io import StringIO
 from itertools import pairwise
 from pathlib import Path
@@ -99,7 +99,8 @@ def check_command(plan: Path, sensitivity: bool, budget: Path | None, rounds: in
             for section, keys in _settings(file).items():
                 print_wrapped(*(f"  [{section}] {key} = {value}" for key, value in keys.items()))
         if cost is not None:
-            print_wrapped(f"Cost: about {cost.text} for {cost.rounds} rounds, and {cost.memory_mb:,} MB of memory.")
+            memory = "" if cost.memory_mb is None else f", and {cost.memory_mb:,} MB of memory"
+            print_wrapped(f"Cost: about {cost.text} for {cost.rounds} rounds{memory}.")
         print_wrapped(*(f"WARNING  {text}" for text in warnings))
         print_wrapped(f"{plan}: no mistakes. Next: privfair run {plan}")
     if found.sentences:
@@ -136,7 +137,7 @@ class RunCost:
 
     rounds: int
     minutes: float
-    memory_mb: int
+    memory_mb: int | None
 
     @property
     def text(self) -> str:
@@ -168,8 +169,17 @@ def _measure_cost(file: Plan, document: BudgetDocument) -> RunCost | None:
     rerun(run, auditor, seed=seed, updates=tried, block=tried, observer=clock, envelope=envelope)
     steps = [after - before for before, after in pairwise(clock.times)]
     each = sorted(steps)[len(steps) // 2] if steps else 0.0
-    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
-    return RunCost(rounds, rounds * each / 60, memory)
+    return RunCost(rounds, rounds * each / 60, _memory_mb())
+
+
+def _memory_mb() -> int | None:
+    """The most memory that this process has used; None where the system does not tell (Windows)."""
+    try:
+        resource = import_module("resource")
+    except ImportError:
+        return None
+    per_mb = 1 << 20 if sys.platform == "darwin" else 1 << 10
+    return int(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss) // per_mb
 
 
 _TRIED_ROUNDS = 6

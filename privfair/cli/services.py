@@ -35,6 +35,7 @@ from privfair.federation.countersign import serve_witness
 from privfair.federation.guard import GuardOptions, serve_guard
 from privfair.federation.policy import ANYTHING, Site, WitnessSite, read_policy
 from privfair.federation.registries import SitesKey
+from privfair.federation.sockets import unix_socket
 from privfair.federation.trial import (
     Trial,
     require_flower,
@@ -45,7 +46,6 @@ from privfair.federation.trial import (
     start_guards,
     train_over_sockets,
 )
-from privfair.integrations.desk.app import DeskPapers, serve
 from privfair.integrations.desk.books import open_books
 from privfair.run.folder import RunFolder
 from privfair.run.open_run import TrustInForce
@@ -73,6 +73,7 @@ def serve_command(site: Path, check: bool) -> None:
       data   = "north.csv"        folder = "run"
       budget = "budget.json"      socket = "guard.sock"
     """
+    unix_socket().close()  # refused here where there are none, before anything is read
     witness = WitnessSite.read(site)
     if witness is not None:
         _serve_witness(witness, check)
@@ -244,6 +245,9 @@ def ui_command(
     Example:
       privfair ui --ledger ledger.db --inbox inbox/ --key officer.pem --trust trust.json
     """
+    unix_socket().close()  # the pages' keys and cookies rely on a POSIX system's file permissions
+    from privfair.integrations.desk.app import DeskPapers, serve
+
     open_books(ledger)  # refused here rather than on the first page
     papers = DeskPapers(
         ledger=ledger,

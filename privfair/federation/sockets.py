@@ -11,6 +11,7 @@ import os
 import selectors
 import socket
 import struct
+import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -33,6 +34,14 @@ class GuardUnreachable(PrivfairError):
     """A guard did not answer in time; what it published stays published, and the run can go on."""
 
     exit_code = 70
+
+
+def unix_socket() -> socket.socket:
+    """A new unix socket; refused where the system has none."""
+    if not hasattr(socket, "AF_UNIX"):
+        rule = "needs unix sockets, which this system does not have"
+        raise InvalidInput("a guard", sys.platform, rule, "run guards on Linux or macOS, or train in one process")
+    return socket.socket(socket.AF_UNIX)
 
 
 def frame(message: bytes) -> bytes:
@@ -89,7 +98,7 @@ class SocketTransport:
     def _connection(self, name: str, until: float) -> socket.socket:
         found = self._open.get(name)
         if found is None:
-            found = socket.socket(socket.AF_UNIX)
+            found = unix_socket()
             found.settimeout(_left(until))
             try:
                 found.connect(str(self._paths[name]))
@@ -332,10 +341,10 @@ class SocketServer:
 
 def _listen(path: Path, shared: bool) -> socket.socket:
     """A socket at `path`; what a killed guard left there is removed, a live one is refused."""
-    found = socket.socket(socket.AF_UNIX)
+    found = unix_socket()
     try:
         if path.is_socket():
-            with socket.socket(socket.AF_UNIX) as asked:
+            with unix_socket() as asked:
                 try:
                     asked.connect(str(path))
                 except OSError:
@@ -361,6 +370,8 @@ def _listen(path: Path, shared: bool) -> socket.socket:
 
 def _peer(connection: socket.socket) -> str:
     """Who is at the other end, as the operating system knows it."""
+    if not hasattr(socket, "SO_PEERCRED"):  # macOS
+        return "another process"
     process, user, _ = _CREDENTIALS.unpack(
         connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     )

@@ -24,7 +24,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from calibrate.errors import Refused
 from privfair.contribution import Published
-from privfair.durable import sync_folder, write_all
+from privfair.durable import open_file, sync_folder, write_all
 from privfair.transcript import Transcript
 
 
@@ -77,7 +77,7 @@ class StepLog:
             except (ValidationError, KeyError):
                 raise Refused(f"{path}, line {number}: is not a step; put an untouched copy back") from None
         if writing:
-            self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+            self._descriptor = open_file(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
             os.ftruncate(self._descriptor, whole)
             sync_folder(path.parent)
 

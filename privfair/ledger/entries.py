@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import platform
 import re
 import secrets
 from dataclasses import dataclass, field
@@ -159,7 +160,8 @@ def timestamp(moment: datetime) -> str:
 
 def claimant_here() -> str:
     """The default claimant: user, machine and process."""
-    return f"uid {os.getuid()} on {os.uname().nodename}, process {os.getpid()}"
+    user = f"uid {os.getuid()}" if hasattr(os, "getuid") else f"user {os.environ.get('USERNAME', 'unknown')}"
+    return f"{user} on {platform.node()}, process {os.getpid()}"
 
 
 # Why the ledger says no, one class per rule.

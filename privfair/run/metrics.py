@@ -33,7 +33,7 @@ from privfair.data.encode import Standardisation, encode_features
 from privfair.data.infer import FileLayout, recognise
 from privfair.data.read import RawTable, read_table
 from privfair.data.schema import schema_from_json
-from privfair.durable import write_all
+from privfair.durable import open_file, write_all
 from privfair.fairness.measurement import (
     Measured,
     Measurement,
@@ -134,7 +134,7 @@ class MetricsLog:
         self.last: Measured | None = None
         if whole:
             self.last = _last_line(path, content[:whole])
-        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        self._descriptor = open_file(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.ftruncate(self._descriptor, whole)
 
     @property

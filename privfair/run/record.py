@@ -27,7 +27,7 @@ from calibrate.manifest.verify import AuthenticManifest
 from calibrate.plugins import installed_code
 from calibrate.releases import encode_sampling
 from calibrate.sampling import Batch, Sampling
-from privfair.durable import sync_folder, write_all
+from privfair.durable import opened, sync_folder, write_all
 from privfair.fairness.measurement import Measured
 from privfair.run.folder import RUN_VERSION, RunFolder, json_file
 from privfair.run.public import RunPromise, promise_of
@@ -268,16 +268,13 @@ def read_sessions(path: Path) -> tuple[Session, ...]:
 
 def append_session(path: Path, session: Session) -> None:
     """Durable before the session publishes anything; a half-written line before it is cut off."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-    try:
+    with opened(path, os.O_RDWR | os.O_CREAT) as descriptor:
         content = path.read_bytes()
         whole = content.rfind(b"\n") + 1
         os.ftruncate(descriptor, whole)
         os.lseek(descriptor, whole, os.SEEK_SET)
         write_all(descriptor, json.dumps(asdict(session), sort_keys=True).encode() + b"\n")
         os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
     sync_folder(path.parent)
 
 

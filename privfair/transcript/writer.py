@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from calibrate.errors import InvalidInput, count
-from privfair.durable import lock_file, sync_folder, write_all
+from privfair.durable import lock_file, open_file, opened, sync_folder, write_all
 from privfair.transcript.reader import Ending, Transcript
 from privfair.transcript.storage import (
     MAGIC,
@@ -64,31 +64,26 @@ class TranscriptWriter:
         """Begin a new file with its header, durably; an existing file is never written over."""
         path = Path(path)
         beside = path.with_name(f".{path.name}.{os.getpid()}")
-        descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o644)
-        writer = cls(descriptor, path, header)
+        frame, _ = encode_frame(FrameKind.HEADER, encode_header(header), SEED)
         try:
-            _lock(descriptor, path)
-            write_all(descriptor, MAGIC)
-            writer._write(FrameKind.HEADER, encode_header(header))
-            writer.sync()
+            with opened(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as descriptor:
+                write_all(descriptor, MAGIC + frame)
+                os.fsync(descriptor)
             if header.retention is not None:
-                writer._beside.create()
+                BesideTranscript(path).create()
             os.link(beside, path)  # a transcript has its whole header from the moment it has its name
             sync_folder(path.parent)
-        except BaseException as error:
-            writer.close()
-            if isinstance(error, FileExistsError):
-                raise refused(path, "there is a file already", "resume it, or choose another place") from error
-            raise
+        except FileExistsError as error:
+            raise refused(path, "there is a file already", "resume it, or choose another place") from error
         finally:
-            os.unlink(beside)
-        return writer
+            beside.unlink(missing_ok=True)
+        return cls.resume(path)
 
     @classmethod
     def resume(cls, path: Path) -> TranscriptWriter:
         """Resume after a crash: an unfinished frame at the end is cut off, whole ones stay for good."""
         path = Path(path)
-        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND)
+        descriptor = open_file(path, os.O_WRONLY | os.O_APPEND)
         try:
             _lock(descriptor, path)
             found = Transcript.read(path)

@@ -70,11 +70,13 @@ def publish(claim: Claim, writer: TranscriptWriter, rounds: range) -> None:
 
 
 def test_a_run_of_the_earlier_arithmetic_can_be_read_and_not_resumed(
-    claim: Claim, header: TranscriptHeader, path: Path
+    claim: Claim, header: TranscriptHeader, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     claim.charge_ahead(2)
-    with TranscriptWriter.create(path, replace(header, version=2)) as writer:
-        publish(claim, writer, range(2))
+    with monkeypatch.context() as earlier:
+        earlier.setattr("privfair.transcript.writer.VERSION", 2)
+        with TranscriptWriter.create(path, replace(header, version=2)) as writer:
+            publish(claim, writer, range(2))
     assert Transcript.read(path).header.version == 2
     assert len(Transcript.read(path).releases()) == 8
     with pytest.raises(TranscriptRefused, match="rounding could make what a record contributes depend on other"):
