@@ -25,7 +25,7 @@ OTHER_VERSION = "read it with the version of privfair that wrote it, which run.j
 _BINARY: int = getattr(os, "O_BINARY", 0)
 """Windows would change line ends in a descriptor that was opened without it."""
 _LOCKED_BYTE = 0x7FFFFFFE
-"""Where Windows locks: a byte far behind what files hold, because nobody can read a locked one there."""
+"""Where Windows locks: a byte far behind what files hold, because a locked one can't be read there."""
 _LOCK_SECONDS = 0.05
 
 

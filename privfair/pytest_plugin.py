@@ -1,6 +1,6 @@
 """For pytest: the fixtures `privfair_sensitivity` and `privfair_dp`, and a summary of what they found.
 
-Every pytest run loads this file, also in projects that have a package `audit` of their own: nothing but pytest is
+Every pytest run loads this file, also in projects that have another package `audit`: nothing but pytest is
 imported until a fixture is used.
 """
 
@@ -75,7 +75,7 @@ def privfair_dp(request: pytest.FixtureRequest) -> Callable[..., MechanismResult
 def _refuse(fixture: str, error: ImportError) -> NoReturn:
     pytest.fail(
         f"{fixture} needs privfair's package audit with its extra train ({error}); install privfair[train], and keep"
-        " packages of your own named audit off the path",
+        " your packages named audit off the path",
         pytrace=False,
     )
 

@@ -1,11 +1,11 @@
-"""For tests of one's own: is this function's sensitivity what I think, does this mechanism keep its epsilon, and
+"""For your tests: is this function's sensitivity what I think, does this mechanism keep its epsilon, and
 does my plan, algorithm, theorem or attack keep what privfair relies on?
 
 >>> from privfair.testing import Box, Domain, assert_sensitivity
 >>> assert_sensitivity(lambda x: x.sum(), 1.0, Domain({"x": Box(0, 1)})).verdict
 'not refuted'
 
-A contract is a function that raises `ContractBroken`, an AssertionError, with one sentence about what was broken.
+A contract is a function that raises `ContractBroken`, an AssertionError, that says what was broken.
 Randomness is seeded: a contract that holds holds in every run.
 """
 
@@ -86,7 +86,7 @@ def _require(kept: bool, sentence: str) -> None:
 def check_plan(plan: Plan, target: EpsilonDelta = _TARGET) -> None:
     """A plan is a frozen value that JSON can carry, says what it assumes, and can be calibrated for `target`.
 
-    The plan's package must be installed: it is made again from its parameters by name, as the engine does it.
+    The plan's package must be installed: it is made again from its named parameters, as the engine does it.
     """
     _require(is_dataclass(plan), f"{type(plan).__name__} must be a frozen dataclass")
     try:

@@ -1,4 +1,4 @@
-"""What a run says, to an experiment tracker: the promise, the signed files, and numbers that are not private by name.
+"""What a run says, to an experiment tracker: the promise, the signed files, and numbers named as not private.
 
 ::
 
@@ -6,7 +6,7 @@
         model = plan.train(budget, ledger="ledger.db", progress=LiveProgress(MlflowSink()))    # while it trains
         log_run(model.folder)                                                                  # once it has ended
 
-Nothing here spends or promises anything: it reads a run folder. Whoever may read the tracker may read test metrics,
+Nothing here spends or promises anything: it reads a run folder. Anyone who may read the tracker may read test metrics,
 which are exact numbers about held-out records; they are logged under `not_private/`, or not at all (`metrics=False`).
 """
 

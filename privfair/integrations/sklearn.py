@@ -72,10 +72,10 @@ class PrivateFairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         ledger: where budgets are spent; needed with `manifest`, else None throws the ledger away.
         dataset: the data's declared identity (name, custodian, version), by which a ledger keeps its totals.
         random_state: of the first model, and of noise and batches under seeded research noise.
-        unsafe_seeded_research_noise: reproducible noise that protects nobody, for experiments on public data.
+        unsafe_seeded_research_noise: reproducible noise that protects no one, for experiments on public data.
 
-    What is read off private data is treated as public with the warning `TreatedAsPublic`. Every `fit` pays anew: a
-    cross-validation with k folds pays k times, and is refused where one manifest, or one ledger's total for the data
+    What is inferred from private data is treated as public with the warning `TreatedAsPublic`. Every `fit` pays again:
+    a cross-validation with k folds pays k times, and is refused where one manifest, or one ledger's total for the data
     set, is all there is.
 
     Attributes after `fit`: `classes_`, `groups_`, `coef_`, `intercept_`, `promise_`, `manifest_`, `model_` (the run).
@@ -140,8 +140,8 @@ class PrivateFairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         plan = self.plan(X, y, sensitive_features, user_id)
         if self.manifest is None:
             warnings.warn(
-                "this fit signs its own budget, and every fit pays anew (a cross-validation pays once per fold): "
-                "nobody else is bound by it; give manifest=, trust= and ledger= for a budget that counts",
+                "this fit signs its own budget, and every fit pays again (a cross-validation pays once per fold): "
+                "no one else is bound by it; give manifest=, trust= and ledger= for a budget that counts",
                 SelfSigned,
                 stacklevel=2,
             )
@@ -149,7 +149,7 @@ class PrivateFairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
                 generate(), why="signed by the user of a scikit-learn estimator", **self._research()
             )
         elif self.trust is None or self.ledger is None:
-            raise InvalidInput("manifest", "(given)", "needs trust= and ledger= beside it", "give all three")
+            raise InvalidInput("manifest", "(given)", "needs trust= and ledger= as well", "give all three")
         else:
             budget = self.manifest
         with warnings.catch_warnings():
@@ -161,7 +161,7 @@ class PrivateFairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
     def plan(
         self, X: ArrayLike, y: ArrayLike, sensitive_features: ArrayLike | None = None, user_id: ArrayLike | None = None
     ) -> Plan:
-        """What `fit` would train, as a `privfair.Plan`: to be signed by somebody else, with `plan.request(path)`.
+        """What `fit` would train, as a `privfair.Plan`: to be signed by someone else, with `plan.request(path)`.
 
         Args: those of `fit`.
         """
@@ -205,11 +205,11 @@ class PrivateFairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         return np.asarray(self.classes_[probabilities.argmax(axis=1)])
 
     def audit(self, *, reruns: int | None = None, seed: int = 0, confidence: float | None = None) -> AuditReport:
-        """Doubt the run behind the last `fit`, as `privfair audit`.
+        """Audit the run behind the last `fit`, as `privfair audit`.
 
         Args:
             reruns: how often the statistical attack runs the training again (4 by default); 0 leaves it out.
-            seed: of the auditor's own coins.
+            seed: of the auditor's coins.
             confidence: of the lower bound on epsilon; by default what suits the algorithm (0.95; pay-once 0.999).
         """
         check_is_fitted(self, "coef_")
@@ -293,7 +293,7 @@ class PrivateFairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         if len(answers) == 1:
             warnings.warn(
                 f"EMPTY MODEL: it answers {str(answers[0])!r} to every record of {_POINTS} drawn within the bounds of "
-                "its features. Its gaps are small because it tells nobody apart, not because it is fair",
+                "its features. Its gaps are small because it tells no one apart, not because it is fair",
                 EmptyModel,
                 stacklevel=3,
             )

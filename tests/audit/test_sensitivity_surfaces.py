@@ -108,4 +108,4 @@ def test_a_project_with_a_package_audit_of_its_own_is_left_alone(tmp_path: Path)
     )
     (tmp_path / "test_fixture.py").write_text("def test_fixture(privfair_sensitivity):\n    pass\n")
     run = _pytest_in(tmp_path, "test_fixture.py")
-    assert "keep packages of your own named audit off the path" in run.stdout, run.stdout + run.stderr
+    assert "keep your packages named audit off the path" in run.stdout, run.stdout + run.stderr
