@@ -15,6 +15,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol, final
 
@@ -50,11 +51,10 @@ class MlflowSink:
 
     def __init__(self) -> None:
         try:
-            import mlflow
+            self._mlflow = import_module("mlflow")
         except ImportError as error:
             rule = "is not installed"
             raise InvalidInput("mlflow", None, rule, "pip install 'privfair[mlflow]'") from error
-        self._mlflow = mlflow
 
     def params(self, values: Mapping[str, str]) -> None:
         self._mlflow.log_params(dict(values))

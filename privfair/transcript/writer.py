@@ -77,7 +77,7 @@ class TranscriptWriter:
             raise refused(path, "there is a file already", "resume it, or choose another place") from error
         finally:
             beside.unlink(missing_ok=True)
-        return cls.resume(path)
+        return TranscriptWriter.resume(path)
 
     @classmethod
     def resume(cls, path: Path) -> TranscriptWriter:
