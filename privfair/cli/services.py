@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from pathlib import Path
 
@@ -47,6 +48,7 @@ from privfair.federation.trial import (
     train_over_sockets,
 )
 from privfair.integrations.desk.books import open_books
+from privfair.ledger.journal import EVENTS, JsonEvents
 from privfair.run.folder import RunFolder
 from privfair.run.open_run import TrustInForce
 from privfair.run.prepare import prepare_site
@@ -106,6 +108,10 @@ def serve_command(site: Path, check: bool) -> None:
         answer(document, told)
         sys.stdout.flush()
 
+    told = logging.StreamHandler()
+    told.setFormatter(JsonEvents() if asked().as_json else logging.Formatter("%(levelname)s %(message)s"))
+    logging.basicConfig(handlers=[told])
+    EVENTS.setLevel(logging.INFO)
     serve_guard(run, found.folder, ledger, found.socket, options, ready, found.anchor or anchor_for(ledger))
 
 

@@ -78,6 +78,7 @@ from privfair.federation.wire import (
     refusal,
 )
 from privfair.ledger import Ledger
+from privfair.ledger.journal import note_event
 from privfair.run.folder import RunFolder
 from privfair.run.open_run import OpenRun, TrustInForce
 from privfair.run.prepare import PreparedRun
@@ -366,6 +367,7 @@ class Guard:
             return answer()
         except PrivfairError as refused:
             self._log.warning("refused: %s: %s", type(refused).__name__, refused)
+            note_event("refused", logging.WARNING, kind=type(refused).__name__, party=self.party)
             return refusal(type(refused).__name__, _code(refused))
         except Exception:
             self._log.exception("a fault of privfair or of this machine")
@@ -412,6 +414,7 @@ class Guard:
             raise
         except Exception as error:
             self._halted = True
+            note_event("halted", logging.ERROR, party=self.party, manifest=self._run.manifest.digest)
             self._log.exception("a contribution failed: a fault of the algorithm, of privfair or of this machine")
             replace_file(self._halt_file, f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC: see guard.log\n".encode())
             raise self._halt() from error

@@ -17,9 +17,9 @@ before. Gradients that are accumulated over several batches are published batch 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal, assert_never
 
 import numpy as np
@@ -47,8 +47,8 @@ from privfair.run.signed_budget import BudgetSource, SignedBudget, envelope_of
 
 ClippingMode = Literal["per-sample", "ghost"]
 _SEGMENT, _ROWS = 256, 16
-"""Squares are added up in the model's precision in segments of so many, weighted samples in groups of so many rows; the
-rest is double precision (docs/integrations.md, "Rounding")."""
+"""Segments of squares and groups of rows of weighted samples that are added up in the model's precision; the rest is
+double precision (docs/integrations.md, "Rounding")."""
 _NORMS = 2.0**-16
 _SINGLE = 2.0**-24
 _LARGEST_SHARE, _LEAST_ROOM = 4, 64
@@ -59,7 +59,7 @@ _SIGNED = frozenset({"noise_multiplier", "max_grad_norm", "expected_batch_size",
 
 
 class _Rounds:
-    """One charged round per logical batch: whoever draws a batch opens its round, so the two cannot part."""
+    """One charged round per logical batch: drawing a batch opens its round, so the two cannot part."""
 
     def __init__(self, run: BudgetedRun, value: str, bound: float, per_epoch: int) -> None:
         self.run, self.value, self.bound, self.per_epoch = run, value, bound, per_epoch
@@ -107,6 +107,8 @@ class _Gated:
     _rounds: _Rounds
     _held: Tensor | None
     _made = False
+    original_optimizer: Optimizer
+    pre_step: Callable[[], bool]
 
     def __setattr__(self, name: str, value: object) -> None:
         if self._made and name in _SIGNED:
@@ -123,6 +125,20 @@ class _Gated:
     def _require_inside(self, *_: object) -> None:
         if not self._inside:
             raise Refused("the wrapped optimiser cannot step by itself; call step() of the one from make_private")
+
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """One step along the noisy gradient; refused where no round is open. What `closure` found is returned."""
+        found = None
+        if closure is not None:
+            with torch.enable_grad():
+                found = closure()
+        if self.pre_step():
+            self._inside = True
+            try:
+                self.original_optimizer.step()
+            finally:
+                self._inside = False
+        return found
 
     @property
     def accumulated_iterations(self) -> int:
@@ -202,10 +218,6 @@ class GatedOptimizer(_Gated, DPOptimizer):  # type: ignore[misc]  # Opacus has n
         self._clear()
         return True
 
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """One step along the noisy gradient; refused where no round is open."""
-        return _step(self, closure)
-
     def zero_grad(self, set_to_none: bool = False) -> None:
         """Forget the gradients of this batch, and the noisy sums that wait for a step; rounds stay spent."""
         super().zero_grad(set_to_none)
@@ -260,10 +272,6 @@ class GatedGhostOptimizer(_Gated, DPOptimizerFastGradientClipping):  # type: ign
         self._held, self._rounds_held, self._is_last_step_skipped = None, 0, False
         return True
 
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """One step along the noisy gradient; refused where no round is open."""
-        return _step(self, closure)
-
     def _require_gradients(self) -> None:
         if self._rounds.current is None or any(p.grad is None for p in self.params):
             raise GateRefused("no round is open, or a parameter has no gradient: step once per batch of the loader")
@@ -298,20 +306,6 @@ def _forget(p: Tensor) -> None:
     p.grad = None
 
 
-def _step(optimizer: Any, closure: Callable[[], float] | None) -> float | None:
-    if closure is not None:
-        with torch.enable_grad():
-            closure()
-    if not optimizer.pre_step():
-        return None
-    optimizer._inside = True
-    try:
-        found: float | None = optimizer.original_optimizer.step()
-        return found
-    finally:
-        optimizer._inside = False
-
-
 class _GhostModule(GradSampleModuleFastGradientClipping):  # type: ignore[misc]  # Opacus has no types
     """Tells the round how many samples came, and the largest norm after clipping."""
 
@@ -336,8 +330,8 @@ class SignedPrivacyEngine:
         out: the folder for the run's files; None keeps them in a temporary folder that is deleted.
         value: the declared value that gradients are published as; needed where there are several.
         party: which silo of the manifest this is; needed where it names several.
-        resume: go on with the run in `out` after an interruption; load the checkpoint of model and optimiser yourself.
-        seed: of noise and batches under seeded research noise, which protects nobody; else unused.
+        resume: continue the run in `out` after an interruption; load the checkpoint of model and optimiser yourself.
+        seed: of noise and batches under seeded research noise, which protects no one; else unused.
 
     Guarantee: as `BudgetedRun`: every noisy gradient left through the gate, in a round that was charged before its
     batch was drawn. What the loop computes from the data otherwise (a loss that is printed, a validation metric that a
@@ -384,7 +378,7 @@ class SignedPrivacyEngine:
             collate_fn: puts items together to a batch.
         """
         if self._run is not None:
-            raise Refused("this engine was used before; make another one, with a budget of its own or resume=True")
+            raise Refused("this engine was used before; make another one, with a separate budget or resume=True")
         _check_module(module, optimizer)
         params = [p for p in module.parameters() if p.requires_grad]
         size, units = sum(p.numel() for p in params), len(dataset)  # type: ignore[arg-type]
@@ -408,10 +402,12 @@ class SignedPrivacyEngine:
                 "another budget signed"
             )
         declared = next(silo.size for silo in run.document.data.silos if silo.name == run.party)
-        per_epoch, expected = _epoch(declared_sampling(run.document), declared)
+        per_epoch, expected = epoch_of(declared_sampling(run.document), declared)
         rounds = _Rounds(run, name, signed.sensitivity, per_epoch)
         wrapped = _wrap(clipping, module, optimizer, rounds, signed.noise_multiplier, expected, criterion)
-        loader = DataLoader(dataset, batch_sampler=rounds, collate_fn=_collate(dataset, collate_fn))
+        if clipping == "per-sample":
+            _require_gradients_per_sample(wrapped[0], dataset[0])
+        loader = DataLoader(dataset, batch_sampler=rounds, collate_fn=collate_with_empty(dataset, collate_fn))
         self._run = run.__enter__()
         return (*wrapped, loader)
 
@@ -445,12 +441,10 @@ class SignedPrivacyEngine:
     def __enter__(self) -> SignedPrivacyEngine:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: Any) -> None:
         if self._run is not None and not self._ended:
             self._ended = True
-            self._run.__exit__(kind, error, trace)
+            self._run.__exit__(*error)
 
 
 def _wrap(
@@ -493,6 +487,24 @@ def _check_module(module: nn.Module, optimizer: Optimizer) -> None:
         raise InvalidInput("optimizer", type(optimizer).__name__, rule, "make it from module.parameters()")
 
 
+def _require_gradients_per_sample(model: nn.Module, item: Any) -> None:
+    """Try two samples of zeros before the budget is claimed: each parameter must have a gradient for each of them."""
+    first = item[0] if isinstance(item, tuple | list) else item
+    params = {name.removeprefix("_module."): p for name, p in model.named_parameters() if p.requires_grad}
+    if not isinstance(first, Tensor):
+        return
+    with torch.random.fork_rng(), suppress(Exception):  # how the model is called is the caller's business
+        zeros = torch.zeros((2, *first.shape), dtype=first.dtype, device=next(iter(params.values())).device)
+        found = model(zeros)
+        parts = found.values() if isinstance(found, Mapping) else found if isinstance(found, tuple) else (found,)
+        torch.stack([part.sum() for part in parts if isinstance(part, Tensor) and part.requires_grad]).sum().backward()  # type: ignore[no-untyped-call]
+    for name, p in params.items():
+        sample, p.grad_sample, p.grad = getattr(p, "grad_sample", None), None, None  # type: ignore[attr-defined]
+        if isinstance(sample, Tensor) and len(sample) != 2:
+            rule = f"has {len(sample)} gradient for a batch of 2 samples"
+            raise InvalidInput("module", name, rule, "give it an input per sample (as position_ids), or freeze it")
+
+
 def _value(document: BudgetDocument, asked: str | None) -> str:
     gaussian = [one.name for one in document.releases if isinstance(one, GaussianNoise)]
     if asked is None and len(gaussian) == 1 and len(document.releases) == 1:
@@ -505,7 +517,7 @@ def _value(document: BudgetDocument, asked: str | None) -> str:
     return asked
 
 
-def _epoch(sampling: Sampling | None, units: int) -> tuple[int, float]:
+def epoch_of(sampling: Sampling | None, units: int) -> tuple[int, float]:
     """Batches per epoch of the loader, and the public number that sums are divided by: from signed numbers alone."""
     match sampling:
         case None:
@@ -522,7 +534,9 @@ def _epoch(sampling: Sampling | None, units: int) -> tuple[int, float]:
             raise InvalidInput("budget", type(sampling).__name__, "is not known to the loader", "sign Poisson batches")
 
 
-def _collate(dataset: Dataset[Any], collate_fn: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
+def collate_with_empty(
+    dataset: Dataset[Any], collate_fn: Callable[[list[Any]], Any] = default_collate
+) -> Callable[[list[Any]], Any]:
     """As given, and for an empty batch tensors without rows."""
     item = dataset[0]
     parts = item if isinstance(item, tuple | list) else (item,)

@@ -9,6 +9,7 @@ Each `fit` goes the way of `pf.Plan`: the arrays are a plan, the plan is priced 
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -23,6 +24,7 @@ from calibrate.errors import InvalidInput
 from calibrate.manifest.document import BudgetDocument
 from calibrate.manifest.keys import generate
 from calibrate.manifest.trust import TrustFile
+from privfair.api.frames import TreatedAsPublic
 from privfair.api.plan import EmptyModel, Plan, SelfSigned, TrainedModel
 from privfair.models.fair_rule import FairRule
 from privfair.plan.model import build_model
@@ -32,7 +34,9 @@ from privfair.run.public import RunPromise
 from privfair.run.signed_budget import BudgetSource
 
 try:
-    from sklearn.base import BaseEstimator, ClassifierMixin
+    from sklearn.base import BaseEstimator, ClassifierMixin, TransformerMixin
+    from sklearn.pipeline import Pipeline
+    from sklearn.preprocessing import FunctionTransformer
     from sklearn.utils.multiclass import check_classification_targets
     from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
 except ImportError:
@@ -44,9 +48,34 @@ if TYPE_CHECKING:
     from audit.report.results import AuditReport
 
 _SEEDS = 2**31
+_LEAST = 1e-300
+"""The least probability whose logarithm is taken."""
 
 _POINTS = 1000
 """Made-up records that show whether a fitted model tells anybody apart."""
+
+
+class PublicScaler(TransformerMixin, BaseEstimator):  # type: ignore[misc]
+    """Scale features to 0..1 by public bounds; it learns nothing from records, so that no budget is spent on it.
+
+    Args:
+        bounds: public (low, high), numbers or one per feature; values beyond them are clipped.
+    """
+
+    def __init__(self, bounds: tuple[ArrayLike, ArrayLike]) -> None:
+        self.bounds = bounds
+
+    def fit(self, X: ArrayLike, y: object = None) -> PublicScaler:
+        """Note the number of features alone."""
+        validate_data(self, X, dtype=np.float64)
+        return self
+
+    def transform(self, X: ArrayLike) -> Floats:
+        """The features between 0 and 1."""
+        features: Floats = validate_data(self, X, dtype=np.float64, reset=False)
+        low, high = _broadcast(self.bounds, features.shape[1])
+        scaled: Floats = (np.clip(features, low, high) - low) / (high - low)
+        return scaled
 
 
 class PrivateFairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
@@ -138,6 +167,13 @@ class PrivateFairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
             user_id: whose record it is, for protect="user".
         """
         plan = self.plan(X, y, sensitive_features, user_id)
+        if fitted := _fitted_on_records(self):
+            warnings.warn(
+                f"steps of the pipeline were fitted on the records and are not private: {', '.join(fitted)}; what they "
+                "learned is treated as public. Use PublicScaler(bounds=...), or leave them out",
+                TreatedAsPublic,
+                stacklevel=2,
+            )
         if self.manifest is None:
             warnings.warn(
                 "this fit signs its own budget, and every fit pays again (a cross-validation pays once per fold): "
@@ -194,6 +230,15 @@ class PrivateFairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         with torch.no_grad():
             found = self._model.probabilities(torch.from_numpy(self._theta), torch.from_numpy(scaled))
         return np.asarray(found.numpy(), dtype=np.float64)
+
+    def decision_function(self, X: ArrayLike) -> Floats:
+        """Log odds of the second of two classes, else the log probability of each class.
+
+        Args:
+            X: the features, one row per record.
+        """
+        logs: Floats = np.log(np.clip(self.predict_proba(X), _LEAST, 1.0))
+        return logs[:, 1] - logs[:, 0] if logs.shape[1] == 2 else logs
 
     def predict(self, X: ArrayLike) -> NDArray[Any]:
         """The most likely class of each record.
@@ -265,9 +310,7 @@ class PrivateFairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         if self.bounds is None:
             low, high = X.min(axis=0), X.max(axis=0)
             return low, np.where(low < high, high, low + 1.0)
-        given = (np.broadcast_to(np.asarray(end, dtype=np.float64), X.shape[1]).copy() for end in self.bounds)
-        low, high = given
-        return low, high
+        return _broadcast(self.bounds, X.shape[1])
 
     def _research(self) -> Any:
         return {"unsafe_seeded_research_noise": True} if self.unsafe_seeded_research_noise else {}
@@ -310,6 +353,23 @@ class PrivateFairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         tags.non_deterministic = not self.unsafe_seeded_research_noise
         tags.classifier_tags.poor_score = True  # a promise costs accuracy on a hundred records
         return tags
+
+
+def _broadcast(bounds: tuple[ArrayLike, ArrayLike], features: int) -> tuple[Floats, Floats]:
+    low, high = (np.broadcast_to(np.asarray(end, dtype=np.float64), features).copy() for end in bounds)
+    return low, high
+
+
+def _fitted_on_records(estimator: PrivateFairClassifier) -> list[str]:
+    """The steps before this estimator in the pipeline that is fitting it, but for those that learn nothing."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None:
+        frame = frame.f_back
+        caller = frame.f_locals.get("self")
+        if isinstance(caller, Pipeline) and caller.steps[-1][1] is estimator:
+            learning = ((name, step) for name, step in caller.steps[:-1] if step not in (None, "passthrough"))
+            return [name for name, step in learning if not isinstance(step, PublicScaler | FunctionTransformer)]
+    return []
 
 
 def _coded(argument: str, values: NDArray[Any], known: Sequence[Any] | None) -> tuple[NDArray[Any], NDArray[np.str_]]:

@@ -10,6 +10,8 @@ that each entry is read and checked once by each process.
 
 from __future__ import annotations
 
+import json
+import logging
 import os
 import secrets
 import threading
@@ -35,6 +37,7 @@ from privfair.ledger.entries import (
     Head,
     Link,
     Opened,
+    Refusal,
     Restored,
     RolledBack,
     Unavailable,
@@ -45,10 +48,30 @@ from privfair.ledger.entries import (
 )
 from privfair.ledger.store import LedgerAccess, Store
 
+EVENTS = logging.getLogger("privfair.events")
+"""What a host application's log hears of: entries of ledgers, refusals, halts. No private value is in any of them."""
+_NAMES = {"claim": "claimed", "resume": "resumed", "charge": "charged", "release": "published", "close": "closed"}
+_UNTOLD = {"prev", "kind", "token", "curve"}
+
 _LOST = (
     "put the newest copy of the ledger back; if it is lost, treat every manifest claimed in it as spent, "
     "start a new ledger and have new manifests signed"
 )
+
+
+def note_event(event: str, level: int = logging.INFO, **facts: object) -> None:
+    """Log an event with facts that an observer may see; `JsonEvents` writes them as one JSON object."""
+    if EVENTS.isEnabledFor(level):
+        EVENTS.log(level, "%s %s", event, json.dumps(facts, sort_keys=True), extra={"event": event, "facts": facts})
+
+
+class JsonEvents(logging.Formatter):
+    """One line of JSON per record, as log collectors read it."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        told = {"event": getattr(record, "event", "message"), "level": record.levelname, "logger": record.name}
+        facts = getattr(record, "facts", None) or {"message": record.getMessage()}
+        return json.dumps(told | {"time": self.formatTime(record)} | facts, sort_keys=True)
 
 
 class AnchorState(Enum):
@@ -241,6 +264,7 @@ class Journal:
             if self._access is LedgerAccess.READ:
                 raise Unavailable(self.store.label, "it was opened for reading only", "open it for writing")
             links: list[Link] = []
+            written: list[Entry] = []
             with self._forgetting_on_error(), self.store.writing(make) as connection:
                 self._catch_up(connection)
                 at = timestamp(self._now())
@@ -248,12 +272,16 @@ class Journal:
                     head = self._book.head
                     entry = draft(seq=head.seq + 1, prev=head.hash, at=at)
                     links.append(link(entry))
+                    written.append(entry)
                     self._book.admit(entry, links[-1].hash)
                 if links:
                     self.store.append(connection, links)
             self._seen = self._book.head
             if links:
                 self.move_anchor()
+            for entry in written if EVENTS.isEnabledFor(logging.INFO) else ():
+                facts = entry.model_dump(mode="json", exclude=_UNTOLD, exclude_none=True)
+                note_event(_NAMES.get(entry.kind, entry.kind), **({"ledger": self._book.ledger} | facts))
             return self._book
 
     def refresh(self) -> tuple[Book, AnchorState]:
@@ -328,7 +356,9 @@ class Journal:
         """Forget the book where it may hold entries that were not committed; the next look reads the file again."""
         try:
             yield
-        except BaseException:
+        except BaseException as error:
             if self._book.head != self._seen:
                 self._book = Book()
+            if isinstance(error, Refusal):
+                note_event("refused", logging.WARNING, kind=type(error).__name__, subject=error.subject)
             raise

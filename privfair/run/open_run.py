@@ -61,6 +61,7 @@ from privfair.ledger import (
     UnknownClaim,
 )
 from privfair.ledger.claim import Charges
+from privfair.ledger.journal import note_event
 from privfair.run.folder import RunFolder, save_checkpoint
 from privfair.run.prepare import claim_terms
 from privfair.run.record import (
@@ -385,6 +386,7 @@ class OpenRun:
         """
         if self._trust is not None:
             self._trust.require_signed(self.budget.authentic)
+            note_event("verified", manifest=self.budget.digest)
             self.ledger.remember_trust(self._trust.seen)
 
     def _require_round(self) -> None:

@@ -117,6 +117,30 @@ def clipped_sum(x: Tensor, y: Tensor) -> np.ndarray:
     return total
 
 
+class Shared(nn.Module):
+    """Positions are embedded once for the whole batch, as a full BERT does it without `position_ids`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.places, self.out = nn.Embedding(4, 4), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.out(x + self.places(torch.arange(4)[None]).sum(dim=-1))
+        return found
+
+
+def test_a_parameter_with_one_gradient_per_batch_is_named_before_the_budget_is_claimed(tmp_path: Path) -> None:
+    module = Shared()
+    size = sum(p.numel() for p in module.parameters())
+    bench = Bench(tmp_path)
+    with bench.engine(bench.budget(shapes={"gradient": (size,)})) as engine:
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+        with pytest.raises(InvalidInput, match=r"'places\.weight': has 1 gradient for a batch of 2 samples"):
+            engine.make_private(module=module, optimizer=optimizer, dataset=data())
+    with pf.Ledger(bench.ledger) as ledger:
+        assert ledger.status().manifests == ()
+
+
 def test_the_loop_ends_when_the_budget_does(bench: Bench) -> None:
     with bench.engine(out="whole") as engine:
         model, optimizer, loader = private(engine)

@@ -14,13 +14,13 @@ from sklearn.exceptions import NotFittedError
 from sklearn.metrics import accuracy_score
 from sklearn.model_selection import cross_val_score
 from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import FunctionTransformer
+from sklearn.preprocessing import FunctionTransformer, StandardScaler
 from sklearn.utils.estimator_checks import check_estimator
 
 import privfair as pf
 from calibrate.errors import InvalidInput, PrivfairError
 from calibrate.privacy_unit import PrivacyUnit, Protected, Relation
-from privfair.integrations.sklearn import PrivateFairClassifier
+from privfair.integrations.sklearn import PrivateFairClassifier, PublicScaler
 from privfair.ledger.entries import BudgetExceeded
 
 RNG = np.random.default_rng(5)
@@ -199,3 +199,31 @@ def test_records_with_groups_get_the_fair_rule_and_predict_as_their_run() -> Non
     columns = {f"x{place}": X[:, place] for place in range(3)}
     assert np.allclose(fair.predict_proba(X), fair.model_.predict_proba(columns))
     assert np.array_equal(pickle.loads(pickle.dumps(fair)).predict(X), fair.predict(X))
+
+
+def test_scores_are_log_odds_and_agree_with_predictions(fitted: PrivateFairClassifier) -> None:
+    scores = fitted.decision_function(X)
+    linear = ((X + 2) / 4) @ fitted.coef_.ravel() + fitted.intercept_
+    assert np.allclose(scores, linear)
+    assert np.array_equal(fitted.predict(X) == "yes", scores > 0)
+
+
+def test_a_pipeline_fitted_on_the_records_warns_and_public_bounds_do_not() -> None:
+    private = make_pipeline(StandardScaler(), attribute())
+    with pytest.warns(pf.TreatedAsPublic, match="standardscaler"):
+        private.fit(X, Y, privatefairclassifier__sensitive_features=SEX)
+    public = make_pipeline(PublicScaler(bounds=(-2, 2)), attribute(bounds=(0, 1)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", pf.TreatedAsPublic)
+        warnings.simplefilter("ignore", pf.SelfSigned)
+        public.fit(X, Y, privatefairclassifier__sensitive_features=SEX)
+    assert public.score(X, Y) > 0.8
+
+
+def test_the_public_scaler_learns_nothing_from_records() -> None:
+    scaler = PublicScaler(bounds=([0, 10], [1, 30]))
+    expected = [[0.5, 0.0], [1.0, 0.5]]
+    for seen in ([[5.0, 5.0]], [[-9.0, 99.0]]):
+        assert np.array_equal(scaler.fit(seen).transform([[0.5, 0.0], [7.0, 20.0]]), expected)
+    with pytest.raises(TypeError, match="sample_weight"):
+        attribute().fit(X, Y, sensitive_features=SEX, sample_weight=np.ones(len(X)))  # type: ignore[call-arg]
