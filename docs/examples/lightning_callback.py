@@ -1,42 +1,29 @@
-"""A Lightning callback: the noise of a signed budget in a LightningModule that optimises by hand. Needs lightning.
-
-The module returns per-sample gradients from `training_step`, as a matrix with one row per record of the batch that
-the callback hands to it; the callback clips, publishes and calls `apply_gradient(noisy_mean)`.
-"""
+"""Lightning under a signed budget, without a change to the module. Needs the extra opacus, and lightning."""
 
 import torch
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import LightningModule, Trainer
 
-import privfair as pf
+from privfair.integrations.lightning import SignedPrivacy
 
 
-class SignedBudgetCallback(Callback):
-    """One charged round per training batch; the trainer stops when the budget is spent.
+class Classifier(LightningModule):
+    """Any module with automatic optimisation: nothing in it knows of privacy."""
 
-    Use it with a data loader of one item per step: batches are drawn by the run, not by the loader.
-    """
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 2)
 
-    def __init__(self, run: pf.BudgetedRun, value: str, bound: float, expected: float) -> None:
-        self._run, self._value, self._bound, self._expected = run, value, bound, expected
-        self._round = None
+    def training_step(self, batch: tuple[torch.Tensor, torch.Tensor], index: int) -> torch.Tensor:
+        x, y = batch
+        return torch.nn.functional.cross_entropy(self.layer(x), y)
 
-    def on_train_batch_start(self, trainer: Trainer, module: LightningModule, batch: object, index: int) -> int | None:
-        if not self._run.rounds_left:
-            trainer.should_stop = True
-            return -1
-        self._round = self._run.next_round()
-        module.rows = torch.from_numpy(self._round.batch)
-        return None
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.5)
 
-    def on_train_batch_end(
-        self, trainer: Trainer, module: LightningModule, outputs: object, batch: object, index: int
-    ) -> None:
-        if self._round is None:  # the budget is spent, and this batch was skipped
-            return
-        parts = module.per_sample_gradients.double()
-        norms = parts.norm(dim=1)
-        parts = parts * (self._bound * (1 - 1e-6) / norms.clamp(min=self._bound))[:, None]
-        largest = float(parts.norm(dim=1).max()) if len(parts) else 0.0
-        noisy = self._round.publish(self._value, parts.sum(dim=0), bound=self._bound, measured=largest)
-        self._round = None
-        module.apply_gradient(torch.from_numpy(noisy) / self._expected)
+
+def main(data: torch.utils.data.Dataset) -> Classifier:
+    module = Classifier()
+    privacy = SignedPrivacy("budget.json", data, trust="trust.json", ledger="ledger.db", out="run")
+    trainer = Trainer(callbacks=[privacy], max_epochs=20, logger=False, enable_checkpointing=False)
+    trainer.fit(module, privacy.loader)
+    return module

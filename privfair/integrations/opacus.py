@@ -19,6 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, assert_never
 
@@ -350,8 +351,10 @@ class SignedPrivacyEngine:
         resume: bool = False,
         seed: int = 0,
     ) -> None:
-        self._budget, self._trust, self._ledger, self._out = budget, trust, ledger, out
-        self._value, self._party, self._resume, self._seed = value, party, resume, seed
+        self._open = partial(
+            BudgetedRun, budget, trust=trust, ledger=ledger, out=out, party=party, resume=resume, seed=seed
+        )
+        self._budget, self._value = budget, value
         self._run: BudgetedRun | None = None
         self._ended = False
 
@@ -383,17 +386,7 @@ class SignedPrivacyEngine:
         params = [p for p in module.parameters() if p.requires_grad]
         size, units = sum(p.numel() for p in params), len(dataset)  # type: ignore[arg-type]
         name = _value(SignedBudget(envelope_of(self._budget)).document, self._value)
-        run = BudgetedRun(
-            self._budget,
-            trust=self._trust,
-            ledger=self._ledger,
-            units=units,
-            shapes={name: (size,)},
-            out=self._out,
-            party=self._party,
-            resume=self._resume,
-            seed=self._seed,
-        )
+        run = self._open(units=units, shapes={name: (size,)})
         signed = run.document.release(name)
         assert isinstance(signed, GaussianNoise)
         if max_grad_norm is not None and max_grad_norm != signed.sensitivity:
