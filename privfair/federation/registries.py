@@ -17,6 +17,7 @@ from __future__ import annotations
 import hashlib
 from base64 import b64decode, b64encode
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -53,10 +54,9 @@ class SitesKey:
     @classmethod
     def read(cls, path: Path) -> SitesKey:
         """The key in a file; the file's content is not shown."""
-        try:
-            secret = bytes.fromhex(read_named(path, "--sites-key", "check it").decode("ascii").strip())
-        except ValueError:
-            secret = b""
+        content, secret = read_named(path, "--sites-key", "check it"), b""
+        with suppress(ValueError):
+            secret = bytes.fromhex(content.decode("ascii").strip())
         if len(secret) != _KEY_BYTES:
             rule = "does not hold 64 hexadecimal digits"
             raise InvalidInput(

@@ -389,7 +389,7 @@ def test_what_cannot_be_counted_or_kept_apart_is_refused_by_name(signed: Registr
         return done.err
 
     assert "chance" in refused('"shuffled"', '"poisson"')
-    assert "sites of their own" in refused("[data.silos]\nnorth = 60\nsouth = 60\nwest = 60", 'files = ["a.csv"]')
+    assert "are separate sites" in refused("[data.silos]\nnorth = 60\nsouth = 60\nwest = 60", 'files = ["a.csv"]')
     run = signed.prepare("north")
     with Ledger.create(tmp_path / "ledger.db") as ledger, pytest.raises(InvalidInput, match="--sites-key"):
         Guard(run, RunFolder(tmp_path), ledger, logging.getLogger("test"))
