@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, StrEnum
 from fractions import Fraction
+from functools import lru_cache
 from typing import TYPE_CHECKING, TypedDict, TypeVar, Unpack
 
 from calibrate.accountants import registry
@@ -189,14 +190,19 @@ def rounds(
     target = EpsilonDelta(epsilon, delta)
     drawn = (sampling_rate, sampling, relation, batch, batches, None, batch_limit, most_units, bands)
     one = noisy_rounds(multipliers, 1, *drawn)
-    epoch = 1 if one.sampling is None else rounds_of(one.sampling)
-    found = solve_rounds(
-        lambda times: replace(one, rounds=times * epoch).published, one.unit, target, MOST_ROUNDS // epoch
-    )
+    found = most_rounds(one, target)
     if not found:
         rule = f"costs more than epsilon = {target.epsilon:g} at delta = {target.delta:g} in its first round"
         raise InvalidInput("noise_multiplier", noise_multiplier, rule, "use more noise, or sample less")
-    return found * epoch
+    return found
+
+
+@lru_cache(maxsize=256)
+def most_rounds(one: NoisyRounds, target: EpsilonDelta) -> int:
+    """The largest number of such rounds, in whole epochs, that keeps the target; 0 if there is none."""
+    epoch = 1 if one.sampling is None else rounds_of(one.sampling)
+    most = MOST_ROUNDS // epoch
+    return epoch * solve_rounds(lambda n: replace(one, rounds=n * epoch).published, one.unit, target, most)
 
 
 class BatchDrawing(TypedDict, total=False):

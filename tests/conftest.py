@@ -20,6 +20,8 @@ from hypothesis import settings
 
 from calibrate import plugins
 from calibrate.accountants import registry
+from calibrate.questions import most_rounds
+from calibrate.solve import solve_noise
 from privfair.batches import randomness
 from privfair.noise import lattice_sampler
 from tests.installed_packages import install as install  # a fixture for all
@@ -70,8 +72,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         rerun.MESSAGES = 1000
 
 
-_PRICE_CACHE = registry.best_epsilon
-"""The cached function itself, which a test may replace."""
+_PRICES = (registry.best_epsilon, solve_noise, most_rounds)
+"""The cached functions themselves, which a test may replace."""
 _ENTROPY = [os.urandom]
 """The generator in use is the last one; without a test the operating system's."""
 
@@ -83,7 +85,8 @@ lattice_sampler.os = randomness.os = _SYSTEM  # type: ignore[attr-defined]
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     """One generator per test; the operating system's where the test is marked `true_noise`. No price is remembered."""
-    _PRICE_CACHE.cache_clear()
+    for cached in _PRICES:
+        cached.cache_clear()
     yield from _drawing_from(item, item.nodeid)
 
 

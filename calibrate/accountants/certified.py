@@ -280,6 +280,13 @@ class CertifiedAccountant(CountingAccountant):
             costlier = number if upper > before else costlier
         return upper, costlier
 
+    def epsilon_estimate(self, cost: PairCounts, delta: float) -> float:
+        """About epsilon at `delta`, not certified: to a few % of delta, for searches."""
+        known = _closed_form(cost, delta)
+        if known is not None:
+            return known.upper
+        return max(_locate(each, math.log(delta)).guess for each in compositions(cost, Side.UPPER))
+
     def log_delta(self, cost: PairCounts, epsilon: float) -> float:
         """An accurate estimate of log delta at `epsilon`, not certified: for searches and plots."""
         if cost.unprotected:

@@ -13,7 +13,9 @@ import pytest
 
 import privfair as pf
 from calibrate import questions
+from calibrate.accountants.registry import best_epsilon
 from calibrate.errors import InvalidInput, UnsupportedCombination
+from calibrate.solve import solve_noise
 
 README = Path(__file__).parents[2] / "README.md"
 
@@ -104,3 +106,15 @@ def test_an_interval_is_readable_in_a_notebook() -> None:
     shown = pf.EpsilonInterval(0.9, 1.0)._repr_html_()
     assert "0.9" in shown
     assert "certified" in shown
+
+
+def test_a_question_that_was_asked_before_is_not_computed_again() -> None:
+    cached = (solve_noise, best_epsilon, questions.most_rounds)
+
+    def ask() -> list[int]:
+        noise = questions.sigma(epsilon=1.0, rounds=100, sampling_rate=0.01, delta=1e-5)
+        questions.epsilon(noise_multiplier=noise, rounds=100, sampling_rate=0.01, delta=1e-5)
+        questions.rounds(epsilon=1.0, noise_multiplier=noise, sampling_rate=0.01, delta=1e-5)
+        return [each.cache_info().misses for each in cached]
+
+    assert ask() == ask()
