@@ -2,9 +2,9 @@
 
 A template release says how the noises relate to each other; one factor scales them all. `solve_noise` finds
 the smallest factor whose certified epsilon meets the target, and (if asked) a factor below which the target is
-provably broken, so that the user sees the gap. Delta may be as small as 1e-30. The contour integral is nearly exact
-and cheap, so the search runs on it alone (`FactorSearch`): a secant in log factor against log delta. Only the answer is
-certified, by the certificate that also answers what given noise costs (`best_epsilon`): `epsilon(sigma(t)).upper <= t`.
+provably broken, so that the user sees the gap. Delta may be as small as 1e-30. Secants in log factor against log
+epsilon follow a cheap estimate first. The answer is certified by the certificate that prices given noise
+(`best_epsilon`): `epsilon(sigma(t)).upper <= t`.
 
 For given noise more rounds never cost less, so that a bisection finds the most (`solve_rounds`). What is priced is
 continuous noise; `calibrate_plan` also keeps back what discrete noise may cost, which is slightly more noise.
