@@ -86,11 +86,19 @@ def manifest_curve(document: BudgetDocument) -> ProfileCurve | None:
     return ProfileCurve.of(tuple((point.epsilon, point.delta) for point in points)) if points else None
 
 
-def judge(promise: Promise | None, checks: Checks, attacks: Attacks, confidence: float, kept: str = "") -> AuditReport:
+def judge(
+    promise: Promise | None,
+    checks: Checks,
+    attacks: Attacks,
+    confidence: float,
+    kept: str = "",
+    effort: str = _MORE_EFFORT,
+) -> AuditReport:
     """The conclusion with everything it rests on; a failed check of any layer is a violation.
 
     Each attack had its share of the error, so that the largest of their bounds is valid at `confidence`. `kept` says
-    what part of the published values could be looked at, where that is not all of them.
+    what part of the published values could be looked at, where that is not all of them; `effort` is the next step where
+    the audit was too weak.
     """
     lower = max((attack.bound.epsilon for attack in attacks), default=None)
     power = _power(checks, attacks)
@@ -98,7 +106,7 @@ def judge(promise: Promise | None, checks: Checks, attacks: Attacks, confidence:
     if refutation is not None:
         conclusion, why = Conclusion.VIOLATED, refutation
     elif promise is None and lower is not None:
-        conclusion, why = _without_promise(attacks, lower, confidence)
+        conclusion, why = _without_promise(attacks, lower, confidence, effort)
     elif (other := _other_code(checks)) is not None:
         conclusion, why = Conclusion.INCONCLUSIVE, other
     elif _is_powerful(promise, checks, attacks, power):
@@ -107,7 +115,7 @@ def judge(promise: Promise | None, checks: Checks, attacks: Attacks, confidence:
             _support(attacks, kept) + (_smallest_breach(power) or _WITHOUT_NOISE) + _floor(checks),
         )
     else:
-        why, next_step = _weakness(promise, attacks, power)
+        why, next_step = _weakness(promise, attacks, power, effort)
         conclusion, why = Conclusion.INCONCLUSIVE, f"{why}{_smallest_breach(power)}. Next: {next_step}"
     return AuditReport(
         verdict=conclusion,
@@ -244,12 +252,12 @@ def _support(attacks: Attacks, kept: str) -> str:
     return f"no check failed, and the {seen} were measured to carry all of the signed noise"
 
 
-def _weakness(promise: Promise | None, attacks: Attacks, power: AuditPower | None) -> tuple[str, str]:
+def _weakness(promise: Promise | None, attacks: Attacks, power: AuditPower | None, effort: str) -> tuple[str, str]:
     """Why nothing was refuted and nothing confirmed, and what to do next."""
     sure = [attack.name for attack in attacks if attack.at_ceiling]
     if sure:
         why = f"no check failed, but this attack is as right as without any noise: {sure[0]}"
-        return why, _MORE_EFFORT
+        return why, effort
     if _is_contested(promise):
         why = (
             "nothing refutes the claim, but the certified cost of the signed noise is above it. An attack that would "
@@ -259,10 +267,10 @@ def _weakness(promise: Promise | None, attacks: Attacks, power: AuditPower | Non
     breach = _unnoticed(power)
     if breach is not None:
         return f"no check failed, but {breach[0]}", breach[1]
-    return "no check failed, but no attack had an even chance of refuting the guarantee", _MORE_EFFORT
+    return "no check failed, but no attack had an even chance of refuting the guarantee", effort
 
 
-def _without_promise(attacks: Attacks, lower: float, confidence: float) -> tuple[Conclusion, str]:
+def _without_promise(attacks: Attacks, lower: float, confidence: float, effort: str) -> tuple[Conclusion, str]:
     """What is proved where no guarantee was given that could be refuted."""
     if lower > 0:
         why = f"no epsilon below {lower:.3f} is true, with {100 * confidence:g}% confidence"
@@ -274,5 +282,5 @@ def _without_promise(attacks: Attacks, lower: float, confidence: float) -> tuple
         )
     return (
         Conclusion.NO_LEAK_FOUND,
-        "no epsilon is refuted, but these attacks had less than an even chance of finding a leak",
+        f"no epsilon is refuted, but these attacks had less than an even chance of finding a leak. Next: {effort}",
     )

@@ -117,7 +117,7 @@ def one_run(
         f"of the {best.guesses} strongest guesses {best.correct} ({compared})"
     )
     attack = Attack(name="coins in one run", power=power, evidence=text, bound=bound)
-    return judge(claim, (), (attack,), confidence)
+    return judge(claim, (), (attack,), confidence, effort="audit with more coins, and with controls")
 
 
 def claim_of(epsilon: float | None, delta: float, mechanism: Release | None, source: str) -> Promise | None:

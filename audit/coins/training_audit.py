@@ -188,7 +188,8 @@ def audit_training(
         claimed = bounds.claimed_curve(method, 0.0 if promise is None else promise.epsilon, delta)
         power = _power(claimed, method, without, guesses.coins, confidence)
     attack = _attack(chosen, bound, guesses, without, power)
-    report = judge(promise, loop, (attack,), confidence)
+    effort = "audit with more runs" if control is not None else "name a control, the same training without noise"
+    report = judge(promise, loop, (attack,), confidence, effort=effort)
     if _repeats_itself(case, executor, store, seen):
         kept = report.verdict is not Conclusion.CONSISTENT
         verdict = report.verdict if kept else Conclusion.INCONCLUSIVE

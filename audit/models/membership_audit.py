@@ -276,7 +276,8 @@ class _Case:
             exposure=self._exposure(found),
         )
         promise = None if self.claim is None else self.claim.promise
-        return judge(promise, checks, tuple(bounds), level).model_copy(update={"membership": result})
+        effort = "audit with more records and more shadow models"
+        return judge(promise, checks, tuple(bounds), level, effort=effort).model_copy(update={"membership": result})
 
     def _exposure(self, found: list[MembershipAttackResult]) -> Exposure | None:
         """By the attack that is strongest on shadow models, so that the choice has not looked at the target."""

@@ -271,7 +271,7 @@ def show_report(report: AuditReport, verbose: bool) -> None:
         )
     outcomes = [check.outcome.value for check in report.checks]
     others = [check for check in report.checks if check.outcome.value != "passed"]
-    if verbose or word != "leaks" or "failed" in outcomes:
+    if outcomes and (verbose or word != "leaks" or "failed" in outcomes):
         print_wrapped(f"{checks_text(outcomes)}{'' if verbose else ' (-v shows all)'}")
     for check in others if not verbose else ():
         if check.outcome.value == "failed":

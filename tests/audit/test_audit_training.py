@@ -65,7 +65,9 @@ def test_a_training_that_seeds_itself_is_told_so() -> None:
 
 def test_an_honest_loop_is_consistent_only_with_a_control() -> None:
     asked = {"epsilon": 1.0, "access": "gradients", "runs": 20}
-    assert audit_training(strangers.honest, CENSUS, **asked).verdict.value == "inconclusive"
+    undecided = audit_training(strangers.honest, CENSUS, **asked)
+    assert undecided.verdict.value == "inconclusive"
+    assert undecided.why.endswith("Next: name a control, the same training without noise")
     report = audit_training(strangers.honest, CENSUS, control=strangers.without_noise, **asked)
     assert report.verdict.value == "consistent"
     assert report.attacks[0].power > 0.5
