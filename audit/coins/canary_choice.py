@@ -18,6 +18,7 @@ from audit.coins.insertion import (
     LABEL,
     Canaries,
     CanaryModel,
+    CanaryScales,
     CanarySilo,
     ReplayedRound,
     Scaling,
@@ -41,9 +42,11 @@ from calibrate.sampling import (
 )
 from privfair.algorithms.algorithm import Algorithm, SiloTensors
 from privfair.algorithms.mmd_fedavg import MmdFedAvg
+from privfair.algorithms.parts.paid_scales import PaidScales
 from privfair.batches.participation import declared_sampling
 from privfair.models.fair_rule import FairRule
 from privfair.models.model import Model
+from privfair.models.scaled import ScaledModel
 
 # How a canary shows in a message: the direction to look in, and what each side of its coin puts there.
 
@@ -182,7 +185,7 @@ class CanaryDesign:
 
 def design_canaries(evidence: RunEvidence, scaling: Scaling, seed: int) -> CanaryDesign | None:
     """The canaries of a run; None where no round was finished. Coins play no part in any choice made here."""
-    rounds = list(evidence.rounds())
+    rounds = scaling.rounds(evidence)
     if not rounds:
         return None
     meaning = coin_meaning(evidence.document.guarantee.adjacency)
@@ -328,10 +331,13 @@ def _place(evidence: RunEvidence, silo: SiloTensors, canaries: Canaries) -> Cana
 
 def _trained(evidence: RunEvidence) -> Model:
     """The model whose gradients are sent: the released one, or the classifier inside a fair rule."""
-    return evidence.model.score if isinstance(evidence.model, FairRule) else evidence.model
+    model = evidence.model.inner if isinstance(evidence.model, ScaledModel) else evidence.model
+    return model.score if isinstance(model, FairRule) else model
 
 
 def _with_model(algorithm: Algorithm[Any], model: Model) -> Algorithm[Any]:
     """The same algorithm on another model; algorithms are frozen and hold their model by that name."""
+    if isinstance(algorithm, PaidScales):
+        return CanaryScales(**vars(algorithm) | {"inner": _with_model(algorithm.inner, model)})
     assert is_dataclass(algorithm)
     return replace(algorithm, model=model)

@@ -26,6 +26,7 @@ from calibrate.errors import InvalidInput, UnsupportedCombination
 from calibrate.manifest.mechanism import GaussianNoise
 from privfair.algorithms.algorithm import Algorithm, Message, SiloTensors
 from privfair.algorithms.mmd_fedavg import UPDATES, MmdFedAvg
+from privfair.algorithms.parts.paid_scales import PaidScales, ScaledState
 from privfair.contribution import Published
 from privfair.models.exact import cross_entropy, probabilities_of, through_softmax
 from privfair.models.model import EXACT, Features, Model, Weigh, WeightedGradient, bound_of, tensor_of
@@ -51,7 +52,7 @@ class Scaling:
 
     @classmethod
     def of(cls, evidence: RunEvidence) -> Scaling | None:
-        """None where no value is published with Gaussian noise in every round.
+        """None where no value is published with Gaussian noise in most rounds.
 
         MMD-FedAvg's predictions stand in a random order, so a record has no place of its own in them; they are left
         to the updates, which the same record moves.
@@ -61,12 +62,18 @@ class Scaling:
         rounds, values = evidence.document.rounds, []
         for name in read:
             declared = evidence.document.release(name)
-            if isinstance(declared, GaussianNoise) and declared.publications == rounds:
+            if isinstance(declared, GaussianNoise) and 2 * declared.publications > rounds:
                 values.append((name, declared.sigma, math.prod(shapes[name]), declared.strategy or (1.0,)))
         if not values:
             return None
         names, sigmas, sizes, columns = zip(*values, strict=True)
         return cls(names, sigmas, sizes, columns)
+
+    def rounds(self, evidence: RunEvidence) -> list[RoundEvidence]:
+        """The rounds in which the first value was sent: histograms have rounds of their own."""
+        first = [spec.name for spec in evidence.transcript.header.values].index(self.names[0])
+        sent = {key.round for key in evidence.transcript.keys if key.name == first}
+        return [one for one in evidence.rounds() if one.round in sent]
 
     def rows(self, party: str, watch: RunWatch, *, noise: bool) -> tuple[Floats, ...]:
         """All rounds of a party, one row each; one array per value.
@@ -221,6 +228,16 @@ LENGTH = 1e6
 _AGAINST = 10.0
 """How far a canary's score speaks against class 1, its label: a loss above any sensible clip."""
 LABEL = 1
+
+
+@final
+class CanaryScales(PaidScales):
+    """Scales records, and leaves canaries the features that they are recognised by."""
+
+    def scaled(self, state: ScaledState, silo: SiloTensors) -> SiloTensors:
+        found = super().scaled(state, silo)
+        canaries = silo.x.flatten(1)[:, :1] >= MARK
+        return replace(found, x=torch.where(canaries, silo.x, found.x))
 
 
 @final

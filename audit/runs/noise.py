@@ -488,8 +488,8 @@ def _residuals(rows: Floats) -> tuple[Floats, float]:
 
 
 def _series(evidence: RunEvidence) -> list[_Series]:
-    rounds = list(evidence.rounds())
     scaling = Scaling.of(evidence)
+    rounds = list(evidence.rounds()) if scaling is None else scaling.rounds(evidence)
     if len(rounds) < 2:
         return []
     # The directions may depend on nothing later than the first round, which is only ever subtracted.
@@ -498,7 +498,7 @@ def _series(evidence: RunEvidence) -> list[_Series]:
     for silo in evidence.silos:
         units = None if scaling is None else sampled_units(evidence, scaling, moments, silo)
         for declared in evidence.document.releases:
-            if not isinstance(declared, GaussianNoise) or declared.publications != evidence.document.rounds:
+            if not isinstance(declared, GaussianNoise) or 2 * declared.publications <= evidence.document.rounds:
                 continue
             # All that was published, also in rounds that a crash cut short: each has noise of its own.
             values = np.asarray(evidence.transcript.values(silo.name, declared.name), dtype=np.float64)

@@ -364,7 +364,7 @@ def _declare(
         )
     noisy = Noisy(
         name=value.name,
-        publications=rounds if value.every_round else 1,
+        publications=value.publications(rounds),
         shape=shape,
         sensitivity=float(value.sensitivity),
         clip=None if clip is None else float(clip),

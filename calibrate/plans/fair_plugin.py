@@ -12,13 +12,17 @@ from typing import Annotated, ClassVar, assert_never
 
 from calibrate.errors import InvalidInput, count, open_unit, positive
 from calibrate.plans.plan import (
+    COUNTED_ONCE,
     ROUNDS_FLAG,
+    SCALE_COLUMNS_FLAG,
+    SCALE_SHARE_FLAG,
     AlgorithmName,
     Flag,
     NoisyValue,
     Plan,
     RandomizedValue,
     of_one_batch,
+    scale_histogram,
     with_once,
 )
 from calibrate.privacy_unit import PrivacyUnit, Protected, Relation
@@ -78,6 +82,9 @@ class PayOncePlan(Plan):
 
 
 SCORES, GROUPS, RATES, FLIPS = "score_gradient", "group_gradient", "rate_counts", "flip_counts"
+GAPS = "gap_counts"
+SEARCHED = 10
+"""How often a plan with `gap_share` counts, each time with the strength that the counts before suggest."""
 TREE, PUPIL = "score_tree", "pupil_tree"
 
 
@@ -91,7 +98,10 @@ class FairPluginPlan(Plan):
     (docs/theorems/fair-plugin.md, equations 1 to 4). With `protect` = attribute nothing is noisy but the attribute,
     which leaves once by randomised response, as in pay-once: delta = 0 (equation 5). Unit: as `protect` says.
 
-    The shares say which part of the squared budget each value gets; the score gradients get what is left.
+    The shares say which part of the squared budget each value gets; the score gradients get what is left. With
+    `scale_share` a histogram of the columns comes first (docs/theorems/fair-plugin.md). With `gap_share` the strength
+    is searched with ten small histograms of groups and answers, instead of the two of `rate_share` and
+    `flip_share` (equation 7).
     """
 
     algorithm = AlgorithmName.FAIR_PLUGIN
@@ -111,22 +121,44 @@ class FairPluginPlan(Plan):
     group_share: Annotated[float, Flag("S", "Share of the squared budget for the model of the group.")] = 0.3
     rate_share: Annotated[float, Flag("S", "Share of the squared budget for the groups' sizes and rates.")] = 0.03
     flip_share: Annotated[float, Flag("S", "Share of the squared budget for the histogram of the fair rule.")] = 0.07
+    scale_columns: Annotated[int | None, SCALE_COLUMNS_FLAG] = None
+    scale_share: Annotated[float | None, SCALE_SHARE_FLAG] = None
+    gap_share: Annotated[
+        float | None, Flag("S", "Share of the squared budget for ten histograms that search the rule, instead of one.")
+    ] = None
+    newer: ClassVar[tuple[str, ...]] = ("scale_columns", "scale_share", "gap_share")
 
     def __post_init__(self) -> None:
-        count("rounds", self.rounds, least=3)
+        count("rounds", self.rounds, least=3 + self.rounds - self.gradient_rounds)
         count("groups", self.groups, least=2)
         self._check_each(positive, "clip", "group_clip", "count_clip")
-        self._check_each(open_unit, "group_share", "rate_share", "flip_share")
+        self._check_each(open_unit, "group_share", "rate_share", "flip_share", "scale_share", "gap_share")
+        if self.scale_columns is not None:
+            count("scale-columns", self.scale_columns, least=0)
         if self.score_share <= 0:
-            given = (self.group_share, self.rate_share, self.flip_share)
+            given = tuple(share for share in (self.group_share, *self._histogram_shares, self.scale_share) if share)
             raise InvalidInput("shares", given, "leave nothing for the outcome's model", "let them add up to below 1")
         if self.protect is Protected.RECORD and self.count_clip != 1.0:
             raise InvalidInput("count-clip", self.count_clip, "must be 1 for records: each counts once", "drop it")
+        for name, value in (("scale-columns", self.scale_columns), ("gap-share", self.gap_share)):
+            if value is not None and self.protect is not Protected.RECORD:
+                raise InvalidInput(name, value, "is for records, each of which counts once", "drop it")
+        if self.scale_share is not None and self.scale_columns is None:
+            raise InvalidInput("scale-columns", None, "is needed with shares", "say how many columns are numeric")
+
+    @property
+    def _histogram_shares(self) -> tuple[float, ...]:
+        return (self.rate_share, self.flip_share) if self.gap_share is None else (self.gap_share,)
 
     @property
     def score_share(self) -> float:
         """What the other values leave of the squared budget."""
-        return 1.0 - self.group_share - self.rate_share - self.flip_share
+        return 1.0 - self.group_share - sum(self._histogram_shares) - (self.scale_share or 0.0)
+
+    @property
+    def gradient_rounds(self) -> int:
+        """In how many rounds gradients are published."""
+        return self.rounds - (self.scale_share is not None) - (0 if self.gap_share is None else SEARCHED)
 
     @property
     def unit(self) -> PrivacyUnit:
@@ -137,15 +169,25 @@ class FairPluginPlan(Plan):
         if self.protect is Protected.ATTRIBUTE:
             return ()
         # A share q of the squared budget over T rounds is a multiplier of sqrt(T / q), up to calibration's factor.
+        made = self.gradient_rounds
+        times = None if made == self.rounds else made
         return (
-            NoisyValue(SCORES, self.clip, math.sqrt(self.rounds / self.score_share)),
-            NoisyValue(GROUPS, self.group_clip, math.sqrt(self.rounds / self.group_share)),
+            NoisyValue(SCORES, self.clip, math.sqrt(made / self.score_share), times=times),
+            NoisyValue(GROUPS, self.group_clip, math.sqrt(made / self.group_share), times=times),
         )
 
     def once(self) -> tuple[NoisyValue, ...]:
         if self.protect is Protected.ATTRIBUTE:
             return ()
+        scales: tuple[NoisyValue, ...] = ()
+        if self.scale_share is not None:
+            assert self.scale_columns is not None
+            scales = (scale_histogram(self.scale_columns, 2, self.unit.relation, math.sqrt(1 / self.scale_share)),)
+        if self.gap_share is not None:
+            noise = math.sqrt(SEARCHED / self.gap_share)
+            return (*scales, NoisyValue(GAPS, self.count_clip, noise, every_round=False, times=SEARCHED))
         return (
+            *scales,
             NoisyValue(RATES, self.count_clip, math.sqrt(1 / self.rate_share), every_round=False),
             NoisyValue(FLIPS, self.count_clip, math.sqrt(1 / self.flip_share), every_round=False),
         )
@@ -159,7 +201,7 @@ class FairPluginPlan(Plan):
         randomised = self.at(1.0)
         if randomised is not None:
             return randomised.response
-        return with_once(Repeated(of_one_batch(values), self.rounds), once)
+        return with_once(Repeated(of_one_batch(values), self.gradient_rounds), once)
 
     def assumptions(self) -> tuple[str, ...]:
         match self.protect:
@@ -175,6 +217,7 @@ class FairPluginPlan(Plan):
                     "Every round uses the full data; a unit's part of each sum is clipped as stated.",
                     "Sums are divided only by public constants, never by a realised number of units.",
                     "The fair rule is chosen from the noisy histograms alone, never from exact rates.",
+                    *(COUNTED_ONCE if self.scale_share is not None else ()),
                 )
             case _:
                 assert_never(self.protect)

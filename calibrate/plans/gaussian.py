@@ -9,11 +9,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from math import fsum, sqrt
 from typing import Annotated, ClassVar
 
-from calibrate.errors import InvalidInput, count, positive, rate
+from calibrate.errors import InvalidInput, count, open_unit, positive, rate
 from calibrate.plans.plan import (
+    COUNTED_ONCE,
     ROUNDS_FLAG,
+    SCALE_COLUMNS_FLAG,
+    SCALE_SHARE_FLAG,
     AlgorithmName,
     Flag,
     NoisyValue,
@@ -21,6 +25,8 @@ from calibrate.plans.plan import (
     check_sampling,
     of_one_batch,
     sampling_flag,
+    scale_histogram,
+    with_once,
 )
 from calibrate.privacy_unit import PrivacyUnit, Protected, Relation
 from calibrate.releases import Release, over_rounds, reached_over_rounds
@@ -50,6 +56,9 @@ class GaussianPlan(Plan):
     and removed records (docs/theorems/sampling.md#random-allocation), cut batches for parties of at most `most_units`
     records (docs/theorems/sampling.md#truncated-poisson-batches), cyclic batches with or without banded noise for
     groups that records join by their own content (docs/theorems/banded.md).
+
+    With `scale_share` a histogram of every numeric column and of the classes is published before the rounds, and takes
+    its share of the squared budget (docs/theorems/fair-plugin.md#paid-scales).
     """
 
     algorithm = AlgorithmName.GAUSSIAN
@@ -90,6 +99,9 @@ class GaussianPlan(Plan):
             "B", "Over how many rounds banded noise is correlated, at most the batches per cycle. Default: all of them."
         ),
     ] = None
+    scale_columns: Annotated[int | None, SCALE_COLUMNS_FLAG] = None
+    scale_share: Annotated[float | None, SCALE_SHARE_FLAG] = None
+    newer: ClassVar[tuple[str, ...]] = ("scale_columns", "scale_share")
 
     def __post_init__(self) -> None:
         check_sampling(self.sampling, *_SAMPLINGS)
@@ -105,6 +117,24 @@ class GaussianPlan(Plan):
             object.__setattr__(self, "sampling", SamplingName.CYCLIC)  # within a group, Poisson draws
         self._check_batches()
         self._check_bands()
+        self._check_scales()
+
+    def _check_scales(self) -> None:
+        self._check_each(open_unit, "scale_share")
+        if self.scale_columns is None:
+            if self.scale_share is not None:
+                raise InvalidInput("scale-columns", None, "is needed with shares", "say how many columns are numeric")
+            return
+        count("scale-columns", self.scale_columns, least=0)
+        if self.batch_sampling() is not None or self.relation is Relation.REPLACE_ATTRIBUTE:
+            rule = "has a proved price for full batches and whole records alone"
+            raise InvalidInput("scale-columns", self.scale_columns, rule, "write sampling-rate = 1, or drop it")
+        count("rounds", self.rounds, least=2)
+
+    @property
+    def gradient_rounds(self) -> int:
+        """In how many rounds gradients are published: not in that of the histogram."""
+        return self.rounds - (self.scale_share is not None)
 
     def _check_batches(self) -> None:
         for name, value in (("batch-limit", self.batch_limit), ("most-units", self.most_units)):
@@ -191,16 +221,26 @@ class GaussianPlan(Plan):
         return self.batches or 1
 
     def values(self) -> tuple[NoisyValue, ...]:
+        times = None if self.gradient_rounds == self.rounds else self.gradient_rounds
         return tuple(
-            NoisyValue(f"value_{index}", self.clip, ratio, bands=self.bands or 1)
+            NoisyValue(f"value_{index}", self.clip, ratio, times=times, bands=self.bands or 1)
             for index, ratio in enumerate(self.ratios, start=1)
         )
 
+    def once(self) -> tuple[NoisyValue, ...]:
+        if self.scale_share is None or self.scale_columns is None:
+            return ()
+        # Noise r in k publications takes k / r^2 of the squared budget, up to calibration's factor.
+        taken = self.gradient_rounds * fsum(1 / ratio**2 for ratio in self.ratios)
+        noise = sqrt((1 - self.scale_share) / (self.scale_share * taken))
+        return (scale_histogram(self.scale_columns, 1, self.relation, noise),)
+
     def publish(self, values: tuple[NoisyValue, ...], once: tuple[NoisyValue, ...]) -> Release:
-        return over_rounds(self.batch_sampling(), of_one_batch(values), self.rounds)
+        return with_once(over_rounds(self.batch_sampling(), of_one_batch(values), self.gradient_rounds), once)
 
     def attained(self, values: tuple[NoisyValue, ...], once: tuple[NoisyValue, ...]) -> Release | None:
-        return reached_over_rounds(self.batch_sampling(), of_one_batch(values), self.rounds)
+        reached = reached_over_rounds(self.batch_sampling(), of_one_batch(values), self.gradient_rounds)
+        return None if reached is None else with_once(reached, once)
 
     def batch_sampling(self) -> Sampling | None:
         """How batches are drawn; None for the full data."""
@@ -228,6 +268,7 @@ class GaussianPlan(Plan):
             self._drawn(),
             f"The noise is added to sums over the batch{mixed}, and {meaning} ({self.clip:g}).",
             "Sums are divided only by public constants, never by the realised batch size.",
+            *(COUNTED_ONCE if self.once() else ()),
         )
 
     def _drawn(self) -> str:

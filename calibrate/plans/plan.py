@@ -17,7 +17,7 @@ from typing import Any, ClassVar, assert_never
 from calibrate.discrete_noise import MOST_NUMBERS, ProfileSlack, slack_of_noise
 from calibrate.errors import InvalidInput, UnsupportedCombination, positive
 from calibrate.privacy_unit import EpsilonDelta, NoiseKind, PrivacyUnit, Relation, bounds_apart
-from calibrate.releases import Gaussian, InSequence, Laplace, RandomizedResponse, Release, Together
+from calibrate.releases import Gaussian, InSequence, Laplace, RandomizedResponse, Release, Repeated, Together
 from calibrate.sampling import SamplingName
 
 PlainValue = int | float | str | bool | None | tuple[float, ...] | tuple[str, ...]
@@ -87,6 +87,8 @@ class NoisyValue:
     noise_multiplier: float = 1.0
     kind: NoiseKind = NoiseKind.GAUSSIAN
     every_round: bool = True
+    times: int | None = None
+    """How often it is published, where that is neither in every round nor once."""
     numbers: int = MOST_NUMBERS
     bands: int = 1
     """Over how many rounds in a row its sums are mixed before they get their noise; 1 where they are not."""
@@ -113,7 +115,16 @@ class NoisyValue:
 
     def slack(self, rounds: int) -> ProfileSlack:
         """What discrete noise may add to the price of all publications in a run of this many rounds."""
-        return slack_of_noise(self.kind, self.numbers, rounds if self.every_round else 1)
+        return slack_of_noise(self.kind, self.numbers, self.publications(rounds))
+
+    def publications(self, rounds: int) -> int:
+        """How often it is published in a run of this many rounds."""
+        return (rounds if self.every_round else 1) if self.times is None else self.times
+
+    @property
+    def often(self) -> str:
+        """How often it is published, in words."""
+        return ("every round" if self.every_round else "once") if self.times is None else f"{self.times} times"
 
     def to_json(self) -> dict[str, object]:
         return {
@@ -122,7 +133,7 @@ class NoisyValue:
             "noise_multiplier": self.noise_multiplier,
             "sigma": self.sigma,
             "mechanism": self.kind.value,
-            "published": "every round" if self.every_round else "once",
+            "published": self.often,
             **({"bands": self.bands} if self.bands > 1 else {}),
             **({} if self.family is None else {"family": self.family}),
         }
@@ -161,6 +172,8 @@ class Plan(ABC):
     algorithm: ClassVar[AlgorithmName | PluginName]
     summary: ClassVar[str]
     example: ClassVar[str]
+    newer: ClassVar[tuple[str, ...]] = ()
+    """Parameters that documents were written without: they are left out of a document where they are not given."""
     rounds: int
 
     @property
@@ -244,7 +257,8 @@ class Plan(ABC):
         """The plan's parameters as plain values; `plan_from_mapping` builds the same plan from them."""
         assert is_dataclass(self)
         values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {name: value.value if isinstance(value, Enum) else value for name, value in values.items()}
+        given = {name: value for name, value in values.items() if name not in self.newer or value is not None}
+        return {name: value.value if isinstance(value, Enum) else value for name, value in given.items()}
 
 
 @dataclass(frozen=True)
@@ -275,6 +289,9 @@ def of_one_batch(values: tuple[NoisyValue, ...]) -> Gaussian | Laplace | Togethe
 
 HISTOGRAM = "attribute_histogram"
 NORMALISATION = "normalisation_statistics"
+SCALES = "scale_histogram"
+SCALE_COLUMNS_FLAG = Flag("N", "Scale the first N features, which are numeric columns within public bounds.")
+SCALE_SHARE_FLAG = Flag("S", "Share of the squared budget for the histogram that the scales are computed from.")
 
 
 def histogram_bound(relation: Relation) -> float:
@@ -285,6 +302,22 @@ def histogram_bound(relation: Relation) -> float:
     distance divided by the number of bounds that the accountants charge for the relation.
     """
     return (1.0 if relation is Relation.ADD_REMOVE else math.sqrt(2)) / bounds_apart(relation)
+
+
+COUNTED_ONCE = (
+    "Each record is in exactly one cell of each histogram, found by comparing it with fixed public edges.",
+    "Scales are computed from the noisy counts alone, never from exact ones.",
+)
+"""What plans with paid scales assume."""
+
+
+def scale_histogram(columns: int, labels: int, relation: Relation, noise: float) -> NoisyValue:
+    """Histograms of this number of columns and labels, published once as one vector.
+
+    Guarantee: one record is in exactly one cell of each histogram, whatever its values and the bounds are, so it adds a
+    vector of length sqrt(columns + labels); replaced, it moves sqrt(2) times that (docs/theorems/fair-plugin.md).
+    """
+    return NoisyValue(SCALES, histogram_bound(relation) * math.sqrt(columns + labels), noise, every_round=False)
 
 
 def attribute_histogram(relation: Relation, noise_ratio: float | None) -> tuple[NoisyValue, ...]:
@@ -314,4 +347,5 @@ def with_once(rounds: Release, once: tuple[NoisyValue, ...]) -> Release:
     """The rounds, preceded by what is published once on the full data."""
     if not once:
         return rounds
-    return InSequence((*(value.release() for value in once), rounds))
+    several = (value.release() if value.times is None else Repeated(value.release(), value.times) for value in once)
+    return InSequence((*several, rounds))

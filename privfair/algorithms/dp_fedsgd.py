@@ -28,8 +28,10 @@ from privfair.algorithms.baselines.drift import (
 from privfair.algorithms.fed_sgda import OF_W, FedSgda
 from privfair.algorithms.parts.clients import NOISY, ClippedSums, clipped_sum
 from privfair.algorithms.parts.descent import Descent, DescentRule, Iterate
+from privfair.algorithms.parts.paid_scales import PaidScales, around, blueprint_inside
 from privfair.algorithms.recipe import MIN_MAX, RECORD_ADDED, Blueprint, Recipe, from_shares
 from privfair.contribution import BoundedContribution, RecentRounds
+from privfair.models.linear import with_intercepts
 from privfair.models.model import Model, require_class_weights
 from privfair.plan.sections import AtLeastZero, BelowOne, Count, GradientOptions, Options, Positive
 from privfair.rounding import require_mixable
@@ -96,7 +98,7 @@ class DpFedSgdState:
     recent: Mapping[str, Tensor] = field(default_factory=dict)
     """Estimates of each party's last sums, newest last, which the next message is taken apart with."""
     descent: Descent | None = None
-    """Where a descent with a rule of its own stands."""
+    """The position of a descent along `rule`, where there is one."""
 
 
 @final
@@ -119,7 +121,7 @@ class DpFedSgd(Algorithm[DpFedSgdState]):
     limit: int | None = None
     """The most records of a batch, to which every batch is padded; None where batches have no limit."""
     class_weight: tuple[float, ...] = ()
-    """How much the clipped gradients of each class count, relative to the largest; left out, all count alike."""
+    """How much the clipped gradients of each class count, relative to the largest; left out, all count the same."""
     strategy: tuple[float, ...] | None = None
     """How the gate mixes the sums of rounds in a row; None where it does not."""
     rule: DescentRule | None = None
@@ -132,7 +134,13 @@ class DpFedSgd(Algorithm[DpFedSgdState]):
         return {NOISY: (self.model.size,)}
 
     def start(self) -> DpFedSgdState:
-        theta = self.model.initial(self.seed)
+        return self._at(self.model.initial(self.seed))
+
+    def start_at(self, *intercepts: Tensor) -> DpFedSgdState:
+        """The state before the first step, with these intercepts."""
+        return self._at(with_intercepts(self.model, self.model.initial(self.seed), intercepts[0]))
+
+    def _at(self, theta: Tensor) -> DpFedSgdState:
         return DpFedSgdState(theta, 0, descent=None if self.rule is None else self.rule.start(theta))
 
     def contribution(self, state: DpFedSgdState, step: int, silo: SiloTensors, batch: Tensor) -> Message:
@@ -190,6 +198,9 @@ def _clipped_sums(blueprint: Blueprint[Any]) -> ClippedSums:
     if plan.noise is CorrelatedNoise.BANDED and not isinstance(blueprint.options, PrivateStepOptions):
         rule = "must be taken apart by the server, which only method = 'fedsgd' does"
         raise InvalidInput("[privacy] noise", plan.noise.value, rule, "use fedsgd, or independent noise")
+    if plan.scale_columns is not None and not isinstance(blueprint.options, PrivateStepOptions):
+        rule = "is known to the steps of method = 'fedsgd' alone"
+        raise InvalidInput("[privacy] scale-columns", plan.scale_columns, rule, "use fedsgd, or drop it")
     expected = blueprint.expected(plan.sampling_rate)
     return ClippedSums(blueprint.bound(NOISY), expected, plan.batch_limit, weights)
 
@@ -199,7 +210,14 @@ def _signed_noise(blueprint: Blueprint[Any]) -> GaussianNoise | None:
     return signed if isinstance(signed, GaussianNoise) else None
 
 
-def _fedsgd(blueprint: Blueprint[PrivateStepOptions]) -> DpFedSgd:
+def _fedsgd(blueprint: Blueprint[PrivateStepOptions]) -> DpFedSgd | PaidScales:
+    columns = blueprint.plan(GaussianPlan).scale_columns
+    if columns is None:
+        return _steps(blueprint)
+    return around(_steps(blueprint_inside(blueprint)), blueprint, columns, (blueprint.model.classes,))
+
+
+def _steps(blueprint: Blueprint[PrivateStepOptions]) -> DpFedSgd:
     sending, own, noise = _clipped_sums(blueprint), blueprint.options, _signed_noise(blueprint)
     return DpFedSgd(
         blueprint.model,

@@ -5,6 +5,9 @@ In the last round but one it also counts, by group, whom eta alone would answer 
 favoured. In the last it counts, by group, at which strength tau of the rule each record's answer flips; from that the
 coordinator reads the gap of every tau at once, and takes the weakest that keeps the target gap (`FairRule`).
 
+With a `gap_share` the last ten rounds search tau instead: each counts, by group, whom the rule answers 1 at one tau,
+and the next tau follows from all counts so far (`StrengthSearch`). Near the target these tell the gap better.
+
 Records and users: everything is noisy. Attributes: the group leaves once, through randomised response, and all that
 follows is computed from features, labels and responses, in the clear, as in pay-once. There eta may be boosted trees:
 in each round one silo, in turn, grows a tree (`Turns`) and sends it in the clear. In rounds after the rule was chosen
@@ -13,6 +16,7 @@ they may grow a pupil, too, which learns the rule's answers and guesses no group
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -20,15 +24,28 @@ from typing import final
 
 import numpy as np
 import torch
+from scipy import optimize
 from torch import Tensor
 
 from calibrate.arrays import Floats
 from calibrate.errors import InvalidInput
 from calibrate.manifest.mechanism import RandomizedCategory
-from calibrate.plans.fair_plugin import ATTRIBUTE, FLIPS, GROUPS, PUPIL, RATES, SCORES, TREE, FairPluginPlan
+from calibrate.plans.fair_plugin import (
+    ATTRIBUTE,
+    FLIPS,
+    GAPS,
+    GROUPS,
+    PUPIL,
+    RATES,
+    SCORES,
+    SEARCHED,
+    TREE,
+    FairPluginPlan,
+)
 from calibrate.privacy_unit import Protected
 from privfair.algorithms.algorithm import Algorithm, ClearValue, Message, Received, SiloTensors
 from privfair.algorithms.parts.descent import Descent, DescentRule, Iterate, tensor
+from privfair.algorithms.parts.paid_scales import PaidScales, around, blueprint_inside, noise_of_sum
 from privfair.algorithms.parts.tree_growing import Distilling, TreesInTurn, Turns
 from privfair.algorithms.parts.unit_sums import SeenRecords, attributes_to_randomise, count_sum, gradient_sum
 from privfair.algorithms.recipe import RECORD_ADDED, Blueprint, Recipe
@@ -37,7 +54,7 @@ from privfair.fairness.constraints import ResponseChannel
 from privfair.fairness.fermi import OUTSIDE, Independence, block_of
 from privfair.models.exact import weighted_rows
 from privfair.models.fair_rule import DistilledRule, FairRule
-from privfair.models.linear import LogisticRegression
+from privfair.models.linear import LogisticRegression, with_intercepts
 from privfair.models.model import Features, Model, tensor_of
 from privfair.models.trees import BoostedTrees
 from privfair.plan.sections import AtLeastZero, BelowOne, Count, OpenUnit, Options, Positive, Whole
@@ -54,18 +71,20 @@ class FairPluginOptions(Options):
     target_gap: AtLeastZero = 0.05
     learning_rate: Positive = 12.0
     momentum: BelowOne = 0.9
+    group_rate: Positive | None = None
+    """Of the group's model; `learning_rate` where it is left out."""
     tree_rate: Positive = 0.15
     """What of a tree's leaves is added to the score, where trees are grown or the rule is distilled."""
     bins: Count = 24
     """How many strengths of the rule are tried, evenly spaced from 0 to `reach`."""
     reach: Positive | None = None
-    """The strongest rule that is tried: 1.6, and 4 for equal opportunity or more than two groups, unless given. At 1 a
+    """The strongest rule that is tried [default: 1.6; 4 for equal opportunity or more than two groups]. At 1 a
     sure record whose group is sure gives up all it has to spare."""
     positive_class: Whole = 1
     least_share: OpenUnit = 0.01
     """A group's noisy share of all records is held above this before anything is divided by it."""
     distil_trees: Whole = 0
-    """The rule is distilled into so many trees, one in each of the last rounds; 0 releases the rule itself."""
+    """The rule is distilled into this number of trees, one in each of the last rounds; 0 releases the rule itself."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,6 +100,10 @@ class FairPluginState:
     responses: Mapping[str, Tensor]
     trees: Tensor
     """The trees so far, scaled by the rate, zeros after them; none unless trees are grown."""
+    told: Tensor
+    """(counts, groups, 2): of a search, who is answered 0 and 1 at each strength that was asked; zeros after them."""
+    asked: Tensor
+    """These strengths, and the one that follows."""
     told_gap: Tensor
     """What the noisy counts say that the chosen rule leaves; zero before the last round."""
     pupil: Tensor
@@ -115,9 +138,10 @@ class RuleStrength:
 
     # What a silo computes on its records.
 
-    def answers(self, theta: Tensor, x: Features) -> Tensor:
-        """Whether eta alone answers 1."""
-        return (self.rule.margin_and_groups(theta, x)[0] > 0).long()
+    def answers(self, theta: Tensor, x: Features, pulls: Tensor | None = None) -> Tensor:
+        """Whether the rule with these pulls answers 1; eta alone without them."""
+        margin, groups = self.rule.margin_and_groups(theta, x)
+        return (margin > (0 if pulls is None else weighted_rows(groups, pulls))).long()
 
     def flips(self, theta: Tensor, rates: Tensor, x: Features) -> Tensor:
         """The cell of each record: the bin of tau in which it leaves the ones or joins them, or that it never flips."""
@@ -137,7 +161,7 @@ class RuleStrength:
     def direction(self, rates: Tensor) -> Tensor:
         """How strongly each group is pulled at tau = 1: those above the mean rate down, those below it up.
 
-        Two groups are pulled alike, by 1 over their shares; all is scaled by the smallest share, so that the range of
+        Two groups are pulled equally, by 1 over their shares; all is scaled by the smallest share, so that the range of
         tau that matters is about the same whatever the shares are.
         """
         sizes = rates.sum(dim=1).clamp_min(0.0)
@@ -158,6 +182,64 @@ class RuleStrength:
         kept = (gaps <= self.target_gap).nonzero()[:, 0]
         place = int(kept[0]) if len(kept) else int(gaps.argmin())
         return self.direction(rates) * (self.reach * place / bins), gaps[place]
+
+
+@dataclass(frozen=True)
+class StrengthSearch:
+    """The strength nearest to none at which the told gap is within the target, asked for time after time.
+
+    `noise` is the standard deviation in a count, of all silos together, and `units` the signed number of units: where
+    gaps are told badly, strengths stay where a rule still means something.
+    """
+
+    strength: RuleStrength
+    noise: float
+    units: int
+
+    @property
+    def farthest(self) -> float:
+        """How strong a rule may become: a gap's standard deviation of .03 is told well."""
+        return 16.0 if 2 * math.sqrt(2) * self.noise / self.units <= 0.03 else 1.6
+
+    def next(self, told: Floats, asked: Floats) -> tuple[Tensor, float, float]:
+        """The pulls of strength one, the next strength, and the gap that is told of it."""
+        first, sizes = told[0], np.maximum(told.mean(axis=0).sum(axis=1), _LEAST_GROUP * self.units)
+        direction = self.strength.direction(tensor(np.maximum(first, _LEAST_GROUP * self.units / 2)))
+        rates = told[:, :, 1] / sizes
+        if rates.shape[1] == 2:  # signed: the group that the first counts favour may be the other one
+            favoured = int(direction.argmax())
+            gaps = rates[:, favoured] - rates[:, 1 - favoured]
+        else:
+            gaps = rates.max(axis=1) - rates.min(axis=1)
+        strength, gap = crossing(asked, gaps, self.strength.target_gap, self.farthest)
+        return direction, strength, gap
+
+
+_LEAST_GROUP = 0.02
+"""No group is taken to be smaller than this share of all units."""
+
+
+def crossing(asked: Floats, gaps: Floats, target: float, farthest: float) -> tuple[float, float]:
+    """The strength nearest to none whose pooled gap is within the target, and that gap.
+
+    Gaps are pooled so that they fall as the strength grows; between two strengths they are taken for straight.
+    """
+    places, inverse, times = np.unique(asked, return_inverse=True, return_counts=True)
+    means = np.bincount(inverse, gaps) / times
+    fall = optimize.isotonic_regression(means, weights=times, increasing=False).x
+    here = float(fall[np.searchsorted(places, 0.0)])
+    if abs(here) <= target:
+        return 0.0, abs(here)
+    if here < 0:
+        places, fall = -places[::-1], -fall[::-1]
+    inside = np.flatnonzero((places > 0) & (fall <= target))
+    if len(inside):
+        before, after = inside[0] - 1, inside[0]
+        part = np.clip((fall[before] - target) / max(fall[before] - fall[after], 1e-9), 0.1, 1.0)
+        best, gap = float(places[before] + (places[after] - places[before]) * part), target
+    else:
+        best, gap = min(2 * max(float(places.max()), 0.0) + 0.5, farthest), float(fall[-1])
+    return (best if here > 0 else -best), gap
 
 
 @dataclass(frozen=True)
@@ -196,6 +278,8 @@ class FairPlugin(Algorithm[FairPluginState]):
     """The silos in the order in which they grow trees."""
     pupil: BoostedTrees | None = None
     """What the rule is distilled into, in as many rounds, after those of the rule."""
+    gap_noise: float | None = None
+    """Where the strength is searched: the standard deviation in a count, of all silos together."""
 
     def __post_init__(self) -> None:
         if (self.clips is None) == (self.channel is None):
@@ -274,10 +358,18 @@ class FairPlugin(Algorithm[FairPluginState]):
         return RuleStrength(self.rule, own.bins, reach, own.target_gap, own.least_share)
 
     @cached_property
+    def search(self) -> StrengthSearch | None:
+        """How the strength is searched, where it is."""
+        return None if self.gap_noise is None else StrengthSearch(self.strength, self.gap_noise, self.units)
+
+    @cached_property
     def steps(self) -> DescentRule:
-        """All rounds make a step but the last, and the first where it carries the responses."""
-        made = max(1, self.rule_rounds - 1 - (self.channel is not None))
+        """All rounds make a step but those of histograms alone, and the first where it carries the responses."""
         own = self.options
+        if self.search is not None:
+            made = self.rule_rounds - SEARCHED
+            return DescentRule(own.learning_rate, own.momentum, iterate=Iterate.HALF_AVERAGE, rounds=made)
+        made = max(1, self.rule_rounds - 1 - (self.channel is not None))
         return DescentRule(
             own.learning_rate, own.momentum, iterate=Iterate.TAIL_AVERAGE, rounds=made, seed=self.seed, cosine=True
         )
@@ -295,21 +387,32 @@ class FairPlugin(Algorithm[FairPluginState]):
         shapes: dict[str, tuple[int, ...]] = {
             **({SCORES: (self.model.size,)} if self.forest is None else {TREE: (self.forest.model.nodes, 4)}),
             GROUPS: (self.group_model.size,),
-            RATES: (self.groups, 2),
-            FLIPS: (self.groups, self.strength.cells),
+            **({GAPS: (self.groups, 2)} if self.search else {}),
+            **({} if self.search else {RATES: (self.groups, 2), FLIPS: (self.groups, self.strength.cells)}),
             **({} if self.pupil is None else {PUPIL: (self.pupil.nodes, 4)}),
         }
         return shapes if self.channel is None else {ATTRIBUTE: (self.largest_silo,), **shapes}
 
     def start(self) -> FairPluginState:
+        return self._at(*self.rule.split(self.rule.initial(self.seed)))
+
+    def start_at(self, *intercepts: Tensor) -> FairPluginState:
+        """The state before the first step, with these intercepts of the outcome's model and the group's."""
         score, group, pulls = self.rule.split(self.rule.initial(self.seed))
+        score = with_intercepts(self.model, score, intercepts[0])
+        return self._at(score, with_intercepts(self.group_model, group, intercepts[1]), pulls)
+
+    def _at(self, score: Tensor, group: Tensor, pulls: Tensor) -> FairPluginState:
+        counted = 0 if self.search is None else SEARCHED
         return FairPluginState(
             self.steps.start(torch.cat((score, group)) if self.forest is None else group),
             rates=torch.zeros(self.groups, 2, dtype=torch.float64),
             pulls=pulls,
             responses={},
             trees=torch.zeros(0, 0, 4) if self.forest is None else self.forest.start(),
-            told_gap=torch.zeros(()),
+            told=torch.zeros(counted, self.groups, 2, dtype=torch.float64),
+            asked=torch.zeros(min(counted, 1), dtype=torch.float64),
+            told_gap=torch.zeros((), dtype=torch.float64),
             pupil=torch.zeros(0, 0, 4) if self.distilling is None else self.distilling.pupil.start(),
             taught=0,
         )
@@ -335,13 +438,26 @@ class FairPlugin(Algorithm[FairPluginState]):
             sent = {party: values[PUPIL].values for party, values in received.items()}
             pupil = self.distilling.pupil.with_tree(state.pupil, state.taught, sent)
             return replace(state, pupil=pupil, taught=state.taught + 1)
+        if self.search is not None and GAPS in names:
+            return self._searched(self.search, state, _sum(received, GAPS))
         if FLIPS in names:  # the histogram is of the models as they are, so they stay
             pulls, gap = self.strength.choose_pulls(state.rates, _sum(received, FLIPS))
             return replace(state, pulls=pulls, told_gap=gap)
         gradients = [_sum(received, name) for name in ((GROUPS,) if self.forest else (SCORES, GROUPS))]
         rates = _sum(received, RATES) if RATES in names else state.rates
+        if self.options.group_rate is not None:
+            gradients[-1] = gradients[-1] * (self.options.group_rate / self.options.learning_rate)
         descent = self.steps.advance(state.descent, torch.cat(gradients) / self.units)
         return replace(state, descent=descent, rates=rates, trees=self._with_tree(state, received))
+
+    def _searched(self, search: StrengthSearch, state: FairPluginState, counts: Tensor) -> FairPluginState:
+        """The next strength, by these counts and those before them."""
+        told, place = state.told.clone(), len(state.asked) - 1
+        told[place] = counts
+        direction, strength, gap = search.next(told[: place + 1].numpy(), state.asked.numpy())
+        following, left = torch.tensor([[strength], [gap]], dtype=torch.float64)
+        asked = torch.cat((state.asked, following))
+        return replace(state, told=told, asked=asked, pulls=direction * strength, told_gap=left[0])
 
     def _with_tree(self, state: FairPluginState, received: Received) -> Tensor:
         sent = {party: values[TREE].values for party, values in received.items() if TREE in values}
@@ -360,7 +476,7 @@ class FairPlugin(Algorithm[FairPluginState]):
         told, target, remarks = float(state.told_gap), self.options.target_gap, list[str]()
         if told > target:
             why = f"no rule that was tried keeps the target gap of {target:g} by the noisy counts"
-            remedy = "allow a larger gap or epsilon, or try more bins or reach"
+            remedy = "allow a larger gap or epsilon" + ("" if self.search else ", or try more bins or reach")
             remarks.append(f"{why}: the one taken leaves {told:.3f}; {remedy}")
         if self.pupil is not None and state.taught < self.pupil.trees:
             unfinished = f"the rule is distilled into {state.taught} of {self.pupil.trees} trees"
@@ -386,12 +502,17 @@ class FairPlugin(Algorithm[FairPluginState]):
         """What a round sums over records: gradients always, counts at the end."""
         theta, clips = state.descent.theta, self.clips
         inside = seen.only(block_of(self.options.notion, seen.y, self.options.positive_class) != OUTSIDE)
+        if self.search is not None and clips is not None and step >= self.rule_rounds - SEARCHED:
+            answers = self.strength.answers(self.rule_theta(state), inside.x, state.pulls)
+            return [count_sum(GAPS, inside, answers, 2, clips.counts)]
         group, clip = theta[-self.group_model.size :], None if clips is None else clips.groups
         parts = [gradient_sum(GROUPS, self.group_model, group, inside, inside.members, inside.s, clip)]
         if self.forest is None:
             score, clip = theta[: self.model.size], None if clips is None else clips.scores
             parts.insert(0, gradient_sum(SCORES, self.model, score, seen, None, seen.y, clip))
         clip = None if clips is None else clips.counts
+        if self.search is not None:
+            return parts
         if step == self.rule_rounds - 2:
             parts.append(
                 count_sum(RATES, inside, self.strength.answers(self._counting_theta(state, party), inside.x), 2, clip)
@@ -424,7 +545,16 @@ def _sum(received: Received, name: str) -> Tensor:
     return tensor(np.sum([values[name].values for values in received.values()], axis=0))
 
 
-def build(blueprint: Blueprint[FairPluginOptions]) -> FairPlugin:
+def build(blueprint: Blueprint[FairPluginOptions]) -> FairPlugin | PaidScales:
+    """The rule's two models, on scaled features where the plan says so."""
+    plan = blueprint.plan(FairPluginPlan)
+    if plan.scale_columns is None:
+        return _build(blueprint)
+    labels = (blueprint.model.classes, blueprint.groups)
+    return around(_build(blueprint_inside(blueprint)), blueprint, plan.scale_columns, labels)
+
+
+def _build(blueprint: Blueprint[FairPluginOptions]) -> FairPlugin:
     """The rule's two models, with the signed clips, or with the signed channel where attributes are protected."""
     plan, released = blueprint.plan(FairPluginPlan), blueprint.model
     blueprint.require_groups(plan.groups)
@@ -439,12 +569,13 @@ def build(blueprint: Blueprint[FairPluginOptions]) -> FairPlugin:
         options=blueprint.options,
         units=blueprint.units,
         rounds=blueprint.rounds,
-        clips=None if attribute else Clips(clip(SCORES), clip(GROUPS), clip(RATES)),
+        clips=None if attribute else Clips(clip(SCORES), clip(GROUPS), clip(RATES if plan.gap_share is None else GAPS)),
         channel=ResponseChannel.of_epsilon(plan.groups, epsilon) if attribute else None,
         largest_silo=max(size for _, size in blueprint.parties),
         seed=blueprint.seed,
         parties=tuple(name for name, _ in blueprint.parties),
         pupil=pupil,
+        gap_noise=None if plan.gap_share is None else noise_of_sum(blueprint, GAPS),
     )
 
 

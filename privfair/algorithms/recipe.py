@@ -99,7 +99,7 @@ def signed_parameters(document: BudgetDocument) -> Parameters:
         raise Step.PLAN.refuse(f"its parameters have {plan.rounds} rounds, and it covers {document.rounds}")
     for value in (*plan.values(), *plan.once()):
         declared = document.release(value.name)
-        times = document.rounds if getattr(value, "every_round", False) else 1
+        times = value.publications(document.rounds)
         if declared.publications != times:
             raise Step.PLAN.refuse(f"its parameters publish {value.name} {times} times, its releases do not")
         if isinstance(declared, GaussianNoise | LaplaceNoise) and declared.sensitivity != value.sensitivity:
@@ -158,6 +158,10 @@ class Blueprint(Generic[OptionsT]):
     """The parties that hold nothing but attributes; none where every silo holds those of its records."""
     min_max: MinMaxPlan | None = None
     """A min-max loss of the user's own, to be trained by noisy Fed-SGDA."""
+    numeric: int | None = None
+    """How many of the first features are numeric columns; None where they are of no table."""
+    category_shares: tuple[float, ...] = ()
+    """Of each indicator of a categorical column, one over the number of that column's values; they come next."""
     document: BudgetDocument | None = None
     """The verified manifest; None while it is being issued, when only names and shapes matter."""
 

@@ -164,8 +164,8 @@ def describe(tables: Mapping[str, RawTable], declared: Declared) -> Described:
             categorical[column] = {"values": _names(categories.get(column), tables, column)}
     if declared.classes is None:
         read_off.append(f"the classes of {declared.target!r}")
-    target = {"column": declared.target, "classes": _names(declared.classes, tables, declared.target)}
-    schema: dict[str, object] = {"version": 1, "target": target}
+    classes = _names(declared.classes, tables, declared.target)
+    schema: dict[str, object] = {"version": 1, "target": {"column": declared.target, "classes": classes}}
     groups: tuple[str, ...] = ()
     of_attribute: tuple[str, ...] = ()
     if declared.sensitive is not None:

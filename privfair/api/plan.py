@@ -21,6 +21,7 @@ from calibrate.errors import InvalidInput
 from calibrate.manifest.issue import request_bytes
 from calibrate.manifest.trust import FolderTrust, TrustFile
 from calibrate.notebook import as_html
+from calibrate.privacy_unit import EpsilonDelta
 from privfair.api.budget import Asking, Key, PricedBudget, issuer_of
 from privfair.api.draft import draft
 from privfair.api.frames import (
@@ -41,7 +42,9 @@ from privfair.data.read import BadData, RawTable, from_arrow
 from privfair.fairness.measurement import emptiness
 from privfair.ledger import Ledger
 from privfair.ledger.entries import claimant_here
+from privfair.plan.plan import RECIPES, count_features
 from privfair.plan.plan import Plan as WrittenPlan
+from privfair.plan.settings import PublicNumbers, recipe, trains_its_own_way
 from privfair.run.folder import RunFolder
 from privfair.run.metrics import predict
 from privfair.run.open_run import TrustInForce
@@ -137,7 +140,7 @@ class Plan(WrittenPlan):
             bounds: public bounds of numeric features; values outside are clipped.
             categories: public lists of the values of categorical features.
             at_least: a public lower bound of each silo's records (of the users, for protect="user").
-            rounds: of training.
+            rounds: of training; by default as many as fit the promise and the sizes, as every setting.
             algorithm: by default "pay-once" for an attribute ("steffle" is the other choice), "gaussian" (DP-SGD) for a
                 record ("fair-plugin" is fair to groups, too), "fpfl" for a user.
             group_shares: for "steffle", the public share of each group, in the order of `groups`; None pays for a noisy
@@ -164,7 +167,11 @@ class Plan(WrittenPlan):
         declared = Declared(target, sensitive, user, features, classes, groups, bounds=bounds, categories=categories)
         described = describe(tables, declared)
         asked = _Asked(
-            protect, described, tables, user, at_least, test_fraction, rounds, algorithm=algorithm, shares=group_shares
+            *(protect, described, tables, user, at_least, test_fraction, rounds),
+            algorithm=algorithm,
+            shares=group_shares,
+            target=EpsilonDelta(epsilon, delta),
+            own=(privacy or {}, training or {}),
         )
         document = asked.document() | {"target": {"epsilon": float(epsilon), "delta": float(delta)}}
         document["privacy"] |= _dashed(privacy)
@@ -321,6 +328,9 @@ class _Asked:
     rounds: int | None
     algorithm: str | None
     shares: Sequence[float] | None
+    target: EpsilonDelta
+    own: tuple[Mapping[str, Any], Mapping[str, Any]]
+    """What the caller says in the sections [privacy] and [training]."""
 
     def document(self) -> _Sections:
         """The plan's sections without target, by what is protected."""
@@ -339,11 +349,9 @@ class _Asked:
                 return {"algorithm": name, "privacy": privacy, "data": data, "training": training}
             case "record":
                 data["at-least"] = self._sizes()
-                if self.algorithm == "fair-plugin":
-                    privacy = {"groups": len(self.described.groups), "rounds": self.rounds or 100}
-                else:
-                    privacy = {"sampling-rate": 0.05, "rounds": self.rounds or 300, "clip": 1.0}
-                return {"algorithm": self.algorithm or "gaussian", "privacy": privacy, "data": data, "training": {}}
+                privacy, training = self._of_records()
+                name = self.algorithm or "gaussian"
+                return {"algorithm": name, "privacy": privacy, "data": data, "training": training}
             case "user":
                 users = self._users()
                 data |= {"at-least": users, "users": {"kind": "column", "column": self.user}}
@@ -355,6 +363,23 @@ class _Asked:
                 raise InvalidInput(
                     "protect", self.protect, "is not one of the choices", "use attribute, record or user"
                 )
+
+    def _of_records(self) -> tuple[dict[str, object], dict[str, object]]:
+        """The settings that follow from public numbers, or those of a plan that brings its own steps."""
+        fair, sizes = self.algorithm == "fair-plugin", self._sizes()
+        features = count_features(self.described.schema)
+        rounds: dict[str, object] = {} if self.rounds is None else {"rounds": self.rounds}
+        own = trains_its_own_way({**self.own[0], **rounds}, self.own[1]) or self.algorithm not in (None, *RECIPES)
+        if features is None or own:
+            usual: dict[str, object] = {"sampling-rate": 0.05, "rounds": 300, "clip": 1.0}
+            usual = {"groups": len(self.described.groups), "rounds": 100} if fair else usual
+            return usual | rounds, {}
+        sites = len(self.tables)
+        records = sum(sizes.values()) if isinstance(sizes, dict) else sizes * sites
+        groups = len(self.described.groups) if fair else 0
+        known = PublicNumbers(records, sites, *features, groups)
+        privacy, training = recipe(known, self.target)
+        return privacy | rounds, training
 
     def _of_steffle(self) -> dict[str, object]:
         """Full batches of the smallest silo; group shares that are public, or a histogram that is paid for."""

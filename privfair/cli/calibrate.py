@@ -340,10 +340,9 @@ def show_noise(budget: CertifiedBudget) -> None:
         if isinstance(value, RandomizedValue):
             rows.append((value.name, "once", "", "1", "", f"keep {value.keep_probability:.7g}"))
             continue
-        every = "every round" if value.every_round else "once"
         reach = value.sensitivity * bounds_apart(plan.unit.relation)
         numbers = (f"{number:.7g}" for number in (value.sensitivity, reach, value.noise_multiplier, value.sigma))
-        rows.append((value.name, every, *numbers))
+        rows.append((value.name, value.often, *numbers))
     print_wrapped(*(f"  {line}" for line in table_lines(rows)))
     closing = f"certified epsilon {epsilon_text(certified.lower, certified.upper)} (by {budget.first.accountant_name})"
     if budget.optimality_gap is not None:

@@ -3,10 +3,9 @@
 A schema is the single source of numbering. Class and group numbers are positions in its lists; a list that is
 not declared is resolved once over *all* silos (sorted) and remembered as a fact taken from the data.
 
-A numeric column becomes a feature by public constants, by constants that were paid for, or not at all. The union
-`Scaling` is closed. Statistics of private records enter only by two doors, both with a name on them: `PaidScaling`,
-built from statistics that a gate published, and `NonPrivateStandardisation`, which every run that protects features
-refuses (see `DerivedFact`).
+A numeric column becomes a feature by public constants, or not at all. The union `Scaling` is closed. Statistics of
+private records enter only by a door with a name on it: `NonPrivateStandardisation`, which every run that protects
+features refuses (see `DerivedFact`). Scales that are paid for come after the schema (docs/theorems/fair-plugin.md).
 """
 
 from __future__ import annotations
@@ -98,25 +97,6 @@ class PublicMeanScale(_MeanScale):
     kind: Literal["public-mean-scale"] = "public-mean-scale"
 
 
-@dataclass(frozen=True, kw_only=True)
-class PaidScaling(_MeanScale):
-    """Mean and scale that a gate published with noise; `receipt` names the charge in the ledger.
-
-    Guarantee: none added. It is post-processing of a published value, so it is as private as the release
-    that `receipt` names; a manifest must list that release.
-    """
-
-    receipt: str
-    kind: Literal["paid"] = "paid"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not self.receipt.strip():
-            raise InvalidInput(
-                "receipt", self.receipt, "must name the charge that paid for the statistics", "copy it from the ledger"
-            )
-
-
 @dataclass(frozen=True)
 class NonPrivateStandardisation:
     """Mean 0 and variance 1 over the training records: a fact about private data, used without payment."""
@@ -138,7 +118,7 @@ class Unscaled:
         return values
 
 
-Scaling = PublicBounds | PublicMeanScale | PaidScaling | NonPrivateStandardisation | Unscaled
+Scaling = PublicBounds | PublicMeanScale | NonPrivateStandardisation | Unscaled
 
 
 SCHEMA_VERSION = 1

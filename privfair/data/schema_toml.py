@@ -75,7 +75,6 @@ from privfair.data.schema import (
     Missing,
     NonPrivateStandardisation,
     NumericColumn,
-    PaidScaling,
     PublicBounds,
     PublicMeanScale,
     Scaling,
@@ -146,7 +145,6 @@ class _Numeric:
     mean: float | None = None
     scale: float | None = None
     reach: float | None = None
-    receipt: str | None = None
     scaling: Literal["unscaled", "non-private-standardisation"] | None = None
     transform: Transform = Transform.IDENTITY
     steps: tuple[float, ...] = ()
@@ -165,7 +163,7 @@ class _Numeric:
 
     def chosen_scaling(self) -> Scaling:
         """The one way of scaling that the table names; its other keys must belong to that way."""
-        moments = {"scale": self.scale, "reach": self.reach, "receipt": self.receipt}
+        moments = {"scale": self.scale, "reach": self.reach}
         stray = [key for key, value in moments.items() if value is not None and self.mean is None]
         if sum(way is not None for way in (self.bounds, self.range, self.mean, self.scaling)) != 1:
             raise InvalidInput(
@@ -187,8 +185,6 @@ class _Numeric:
             if self.scale is None:
                 raise InvalidInput("scale", None, "must be a number if `mean` is given", "write scale = 1.0")
             reach = 10.0 if self.reach is None else self.reach
-            if self.receipt is not None:
-                return PaidScaling(self.mean, self.scale, self.transform, reach, receipt=self.receipt)
             return PublicMeanScale(self.mean, self.scale, self.transform, reach)
         if self.scaling == "non-private-standardisation":
             return NonPrivateStandardisation(self.transform)

@@ -50,6 +50,23 @@ class PublicFacts:
     encoding: Mapping[str, JsonValue] = field(default_factory=dict)
     """How a record becomes features, as `encoding.json` has it."""
 
+    @property
+    def numeric(self) -> int | None:
+        """How many of the first features are numeric columns; None where they are of no table."""
+        return None if self.encoding.get("schema") is None else len(self._columns("numeric"))
+
+    @property
+    def category_shares(self) -> tuple[float, ...]:
+        """For each indicator of a categorical column, one over the number of that column's values."""
+        lists = (column.get("values") for column in self._columns("categorical"))
+        sizes = (len(values) for values in lists if isinstance(values, list))
+        return tuple(1 / size for size in sizes for _ in range(size))
+
+    def _columns(self, kind: str) -> list[dict[str, JsonValue]]:
+        schema = self.encoding.get("schema")
+        columns = schema.get(kind) if isinstance(schema, dict) else None
+        return [one for one in columns if isinstance(one, dict)] if isinstance(columns, list) else []
+
 
 @dataclass(frozen=True)
 class Greeting:

@@ -27,6 +27,7 @@ from calibrate.manifest.trust import TrustFile
 from privfair.api.frames import TreatedAsPublic
 from privfair.api.plan import EmptyModel, Plan, SelfSigned, TrainedModel
 from privfair.models.fair_rule import FairRule
+from privfair.models.scaled import ScaledModel
 from privfair.plan.model import build_model
 from privfair.plan.training import read_training_plan
 from privfair.run.folder import RunFolder, load_theta
@@ -89,8 +90,9 @@ class PrivateFairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         target_gap: the largest gap between two groups' rates that the fair plug-in may leave, as noisy counts tell it.
         fairness: the weight of the fairness penalty, for protect="attribute".
         rounds: of training; None takes the method's own default.
-        sampling_rate: the probability that a record joins a batch, for DP-SGD.
-        clip: the L2 clip of one unit's gradient, for DP-SGD and protect="user".
+        sampling_rate: the probability that a record joins a batch, for DP-SGD with settings of your own; None takes
+            full batches and settings that follow from the promise and the sizes (docs/training.md).
+        clip: the L2 clip of one unit's gradient, for DP-SGD and protect="user"; None takes the method's own default.
         learning_rate: of the steps; None takes the method's own default.
         bounds: public bounds (low, high) of the features, numbers or one per feature; None reads them off X.
         classes: the classes, known without looking at y; None reads them off y.
@@ -121,8 +123,8 @@ class PrivateFairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         target_gap: float = 0.05,
         fairness: float = 4.0,
         rounds: int | None = None,
-        sampling_rate: float = 0.05,
-        clip: float = 1.0,
+        sampling_rate: float | None = None,
+        clip: float | None = None,
         learning_rate: float | None = None,
         bounds: tuple[ArrayLike, ArrayLike] | None = None,
         classes: Sequence[Any] | None = None,
@@ -280,9 +282,10 @@ class PrivateFairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
             case "record" if fair:
                 training["target-gap"] = float(self.target_gap)
             case "record":
-                privacy |= {"sampling-rate": float(self.sampling_rate), "clip": float(self.clip)}
+                given = {"sampling-rate": self.sampling_rate, "clip": self.clip}
+                privacy |= {key: float(value) for key, value in given.items() if value is not None}
             case "user":
-                privacy["clip"] = float(self.clip)
+                privacy["clip"] = 1.0 if self.clip is None else float(self.clip)
         features = [name for name in columns if name.startswith("x")]
         ends = zip(self._low.tolist(), self._high.tolist(), strict=True)
         return Plan.from_frames(
@@ -323,8 +326,10 @@ class PrivateFairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         self._model = build_model(plan.model, (self.n_features_in_,), len(self.classes_))
         theta = load_theta(RunFolder(trained.folder), self._model)
         self._theta: Floats = theta.numpy().copy()
-        # Of a fair rule these are the coefficients of its score; the group's and the pulls stay in the run.
-        score = self._model.score if isinstance(self._model, FairRule) else self._model
+        # Of a fair rule these are the coefficients of its score, of scaled features where scales were paid for; the
+        # group's, the pulls and the scales stay in the run.
+        inside = self._model.inner if isinstance(self._model, ScaledModel) else self._model
+        score = inside.score if isinstance(inside, FairRule) else inside
         named = score.named_parameters(theta[: score.size])
         self.coef_, self.intercept_ = (value.detach().numpy().copy() for value in named.values())
         self.n_iter_ = trained.result.record.rounds.steps

@@ -26,7 +26,7 @@ from privfair.models.exact import (
     residuals,
 )
 from privfair.models.layers import FreeScore, Linear, NetLayer, Reshape
-from privfair.models.model import EXACT, ClippedTo, Features, ParameterLayout, Weigh, WeightedGradient, finite
+from privfair.models.model import EXACT, ClippedTo, Features, Model, ParameterLayout, Weigh, WeightedGradient, finite
 from privfair.models.network import Loaded, Network, NetworkModel, chain
 from privfair.rounding import sum_in_blocks
 
@@ -62,6 +62,13 @@ class LogisticRegression(NetworkModel):
     def named_parameters(self, theta: Tensor) -> dict[str, Tensor]:
         matrix = theta.reshape(self.features + 1, -1)
         return {"weight": matrix[:-1].T, "bias": matrix[-1]}
+
+
+def with_intercepts(model: Model, theta: Tensor, intercepts: Tensor) -> Tensor:
+    """The parameters with these intercepts, where the model is linear; other models start as they are."""
+    if not isinstance(model, LogisticRegression):
+        return theta
+    return torch.cat((theta[: -len(intercepts)], intercepts.to(theta.dtype)))
 
 
 @lru_cache(maxsize=32)

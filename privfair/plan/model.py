@@ -47,6 +47,7 @@ from privfair.models.fair_rule import DistilledRule, FairRule
 from privfair.models.linear import LogisticRegression
 from privfair.models.model import Activation, CnnArchitecture, Model
 from privfair.models.perceptron import Perceptron
+from privfair.models.scaled import ScaledModel
 from privfair.models.torch_module import TorchModule, convolutional, made_up_records
 from privfair.models.trees import BoostedTrees
 from privfair.plan.own_code import UserFunction
@@ -125,6 +126,8 @@ class ModelPlan:
     """The module's source, to be kept with the run; None for built-in models. Not a key of the plan."""
     rule: RuleForm | None = None
     """The fair rule around the model, which fair-plugin releases. Not a key of the plan."""
+    scaled: bool = False
+    """Whether features are scaled before the model sees them. Not a key of the plan."""
 
     @property
     def assumptions(self) -> tuple[str, ...]:
@@ -142,7 +145,9 @@ def read_model_plan(value: Any, folder: Path = Path()) -> ModelPlan:
     table = {"kind": value} if isinstance(value, str) else value
     if not isinstance(table, dict):
         raise InvalidInput("[training] model", value, "must be a name or a table", 'write model = "logistic"')
-    refuse_unknown("training.model", table, [key for key in key_names(ModelPlan) if key not in ("code", "rule")])
+    refuse_unknown(
+        "training.model", table, [key for key in key_names(ModelPlan) if key not in ("code", "rule", "scaled")]
+    )
     plan = read_section(ModelPlan, "training.model", table)
     for key in table:
         if key != "kind" and key.replace("-", "_") not in _KEYS[plan.kind]:
@@ -161,6 +166,15 @@ def read_model_plan(value: Any, folder: Path = Path()) -> ModelPlan:
 
 def build_model(plan: ModelPlan, feature_shape: tuple[int, ...], classes: int) -> Model:
     """The model for records of this shape."""
+    model = _build_unscaled(plan, feature_shape, classes)
+    if not plan.scaled:
+        return model
+    if len(feature_shape) != 1:
+        raise InvalidInput("[privacy] scale-columns", feature_shape, "is for columns of a table", "drop it")
+    return ScaledModel(model, feature_shape[0])
+
+
+def _build_unscaled(plan: ModelPlan, feature_shape: tuple[int, ...], classes: int) -> Model:
     model = _build_plain(plan, feature_shape, classes)
     if plan.rule is None:
         return model

@@ -68,6 +68,7 @@ from calibrate.privacy_unit import EpsilonDelta, Protected
 from calibrate.tries import RandomTries
 from privfair.durable import read_named
 from privfair.plan.sections import read_section
+from privfair.plan.settings import PublicNumbers, recipe, trains_its_own_way
 
 _SECTIONS = ("target", "privacy", "data", "training", "search", "decision", "model")
 _SHORT = ("protect", "epsilon", "delta", "files", "at-least", "at_least")
@@ -260,6 +261,9 @@ class _Lists:
     groups: int
     user: str | None
     content: bytes
+    features: tuple[int, int, int] | None
+    """How many columns are numbers within bounds, how many have listed values, and how many more indicators there are;
+    None where a column is neither."""
 
 
 def _read_lists(path: Path) -> _Lists:
@@ -279,9 +283,39 @@ def _read_lists(path: Path) -> _Lists:
         lines = columns if isinstance(columns, Mapping) else {}
         return math.prod(len(listed_values(lines.get(name))) for name in map(str, names)) if names else 0
 
-    return _Lists(
-        number("target", "classes"), number("sensitive", "groups"), user if isinstance(user, str) else None, content
-    )
+    named_user = user if isinstance(user, str) else None
+    classes, groups = number("target", "classes"), number("sensitive", "groups")
+    return _Lists(classes, groups, named_user, content, count_features(document))
+
+
+def count_features(document: Mapping[str, Any]) -> tuple[int, int, int] | None:
+    """Of a schema file in either layout: numeric columns, categorical ones and further indicators."""
+    roles = [document.get("target"), *_listed(document.get("sensitive", [])), document.get("user")]
+    lines = {name: line for name, line in _table(document, "columns").items() if name not in roles}
+    lines |= {**_table(document, "numeric"), **_table(document, "categorical")}
+    numeric = categorical = indicators = 0
+    for line in lines.values():
+        entry = line if isinstance(line, Mapping) else {"values": line}
+        ends = entry.get("range", entry.get("bounds", entry.get("values")))
+        if isinstance(ends, list) and len(ends) == 2 and all(type(end) in (int, float) for end in ends):
+            numeric += 1
+            missing = entry.get("missing")
+            marked = missing == "flag" or (isinstance(missing, Mapping) and missing.get("indicator") is True)
+            indicators += len(_listed(entry.get("steps", []))) + marked
+        elif isinstance(entry.get("values"), list):
+            categorical += 1
+        else:
+            return None
+    return numeric, categorical, indicators
+
+
+def _table(document: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    found = document.get(key)
+    return found if isinstance(found, Mapping) else {}
+
+
+def _listed(value: object) -> list[Any]:
+    return value if isinstance(value, list) else [value]
 
 
 def _whole(
@@ -318,8 +352,41 @@ def _whole(
         "data": data | dict(tables.get("data", {})),
         "training": ({} if choice is None else tomllib.loads(choice.training)) | dict(tables.get("training", {})),
     }
+    if name in RECIPES and unit is Protected.RECORD:
+        whole |= _with_recipe(name, whole, tables, lists, sites)
     _require_unit(name, whole["privacy"], unit, str(given))
     return name, {**tables, **whole}
+
+
+RECIPES = ("gaussian", "fair-plugin")
+"""The algorithms whose settings `recipe` knows."""
+
+
+def _with_recipe(
+    name: str, whole: Mapping[str, Mapping[str, Any]], own: Mapping[str, Mapping[str, Any]], lists: _Lists, sites: int
+) -> dict[str, dict[str, object]]:
+    """Both sections with the settings that follow from public numbers under what the plan says itself."""
+    at_least, target = whole["data"].get("at-least"), whole["target"]
+    privacy, training = own.get("privacy", {}), own.get("training", {})
+    if lists.features is None or trains_its_own_way(privacy, training):
+        return {}
+    sizes = list(at_least.values()) if isinstance(at_least, Mapping) else [at_least] * max(1, sites)
+    records = sum(size for size in sizes if type(size) is int)
+    try:
+        promised = EpsilonDelta(target.get("epsilon", 1.0), target.get("delta", 1e-5))
+    except InvalidInput:
+        return {}  # found again, and named, when it is priced
+    numeric, categorical, indicators = lists.features
+    groups = lists.groups if name == "fair-plugin" else 0
+    known = PublicNumbers(max(records, 1), max(1, sites), numeric, categorical, indicators, groups)
+    settings = dict(zip(("privacy", "training"), recipe(known, promised), strict=True))
+    given = {"privacy": privacy, "training": training}
+    if groups:
+        settings["training"] |= {"target-gap": whole["training"].get("target-gap", 0.05)}
+    return {
+        section: found | {key.replace("_", "-"): value for key, value in given[section].items()}
+        for section, found in settings.items()
+    }
 
 
 def _has_parameter(algorithm: str, name: str) -> bool:

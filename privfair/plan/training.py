@@ -224,6 +224,8 @@ def build(
         clients=facts.clients,
         sensitive=facts.sensitive,
         min_max=plan.min_max,
+        numeric=facts.numeric,
+        category_shares=facts.category_shares,
         feature_shape=facts.feature_shape,
         groups=facts.groups,
         rounds=plan.updates(plan.planned_rounds if document is None else document.rounds),
@@ -286,10 +288,15 @@ def training_plan(file: Plan) -> TrainingPlan:
         recipe=recipe,
         data=read_data_plan(file.data, file.folder),
         training=read_section(TrainingOptions, "training", _only(given, TrainingOptions)),
-        model=replace(model, rule=_rule_form(file, own)),
+        model=replace(model, rule=_rule_form(file, own), scaled=_is_scaled(file)),
         own=own,
         min_max=read_min_max_plan(given[MIN_MAX], file.folder) if MIN_MAX in given else None,
     )
+
+
+def _is_scaled(file: Plan) -> bool:
+    """Whether the plan scales columns before its model sees them."""
+    return any(key.replace("_", "-") == "scale-columns" for key in file.privacy)
 
 
 def _rule_form(file: Plan, own: Options) -> RuleForm | None:

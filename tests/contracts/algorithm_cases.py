@@ -48,6 +48,7 @@ from privfair.algorithms.mmd_fedavg import (
 )
 from privfair.algorithms.parts.clients import ClippedPairs, ClippedSums
 from privfair.algorithms.parts.descent import DescentRule, Iterate
+from privfair.algorithms.parts.paid_scales import PaidScales
 from privfair.algorithms.pay_once import PayOnce, PayOnceOptions
 from privfair.algorithms.steffle import Steffle, SteffleBounds, SteffleOptions
 from privfair.batches.participation import Participation
@@ -59,6 +60,7 @@ from privfair.fairness.mmd import GaussianSmoothing
 from privfair.models.linear import LogisticRegression
 from privfair.models.model import Model
 from privfair.models.perceptron import Perceptron
+from privfair.models.scaled import ScaledModel, Scales
 from privfair.models.torch_module import TorchModule, made_up_records
 from privfair.models.trees import BoostedTrees
 from privfair.plan.sections import GradientOptions
@@ -117,9 +119,13 @@ class Case:
     parties: tuple[str, ...] = ("north", "south")
     plan: Plan | None = None
     kinds: tuple[str, ...] = ("logistic", "softmax", "perceptron", "cnn", "module")
+    of_tables: bool = False
+    """Whether it knows records with columns alone, no images."""
 
     def released(self, algorithm: Algorithm[Any], trained: Model) -> Model:
         """The model that a run ends with, which is the one it trains but for the fair rule around it."""
+        if isinstance(algorithm, PaidScales):
+            return algorithm.model
         return algorithm.released if isinstance(algorithm, FairPlugin) else trained
 
     def __str__(self) -> str:
@@ -186,6 +192,14 @@ def _fair_plugin(protect: Protected, notion: Independence) -> Callable[[Model], 
         return FairPlugin(model, groups, options, 2 * RECORDS, ROUNDS, clips, channel, RECORDS)
 
     return build
+
+
+def _scaled(model: Model) -> PaidScales:
+    """Clipped steps on made-up records, two of whose features are numeric columns."""
+    inner = DpFedSgd(model, GradientOptions(), 1.0, 80.0)
+    public = Scales(torch.zeros(FEATURES, dtype=torch.float64), torch.ones(FEATURES, dtype=torch.float64))
+    scaled = ScaledModel(model, FEATURES)
+    return PaidScales(inner, scaled, public, 2, 2 * RECORDS, (2,), 3**0.5, 0.3)
 
 
 def _fair_plan(protect: Protected) -> FairPluginPlan:
@@ -260,6 +274,14 @@ CASES = (
         (None,),
         plan=_fair_plan(Protected.RECORD),
         kinds=("logistic", "perceptron", "module"),
+    ),
+    Case(
+        "gaussian, scaled",
+        _scaled,
+        (None,),
+        plan=GaussianPlan(1.0, ROUNDS, scale_columns=2, scale_share=0.1),
+        kinds=("logistic",),
+        of_tables=True,
     ),
     Case(
         "fair-plugin, users",

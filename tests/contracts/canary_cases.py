@@ -24,6 +24,7 @@ seed = {seed}
 {training}
 """
 _STEPS = "sampling-rate = 0.4\nrounds = 8\nclip = 1.0\n"
+SCALED = "sampling-rate = 1.0\nrounds = 10\nclip = 1.0\nscale-columns = 2\nscale-share = 0.1\n"
 _USERS = "users = 202\ncohort = 81\nrounds = 8\nclip = 1.0\n"
 _BY_USER = '[data.users]\nkind = "poisson"\nusers = 202\n'
 
@@ -50,6 +51,7 @@ class CanaryCase:
 CANARY_CASES = (
     CanaryCase("gaussian", "gaussian", _STEPS),
     CanaryCase("gaussian, replace-one", "gaussian", _STEPS + 'relation = "replace-one"\n'),
+    CanaryCase("gaussian, paid scales", "gaussian", SCALED),
     CanaryCase(
         "fedfdp",
         "fedfdp",

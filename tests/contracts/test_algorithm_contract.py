@@ -78,8 +78,8 @@ def test_bounds_are_those_of_the_plan(case: Case, kind: str, sampling: Sampling 
     """What a manifest of the plan signs is what the algorithm sends: names, bounds, and how often."""
     assert case.plan is not None
     _, _, rounds = run(case, kind, sampling)
-    signed = {value.name: (value.sensitivity, ROUNDS) for value in case.plan.values()}
-    signed |= {value.name: (value.sensitivity, 1) for value in case.plan.once()}
+    values = (*case.plan.values(), *case.plan.once())
+    signed = {value.name: (value.sensitivity, value.publications(ROUNDS)) for value in values}
     for party in case.parties:
         bounds = {c.name: c.bound for sent in rounds for c in sent[party].noisy}
         assert bounds == pytest.approx({name: bound for name, (bound, _) in signed.items()})

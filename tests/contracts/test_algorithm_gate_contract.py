@@ -36,10 +36,11 @@ PRIVATE = [
         kind,
         id=f"{case.name}-{kind}",
         # The fast suite takes the kinds in turn, the slow one has them all.
-        marks=[] if KINDS[place % len(KINDS)] == kind else [pytest.mark.slow],
+        marks=[] if case.of_tables or KINDS[place % len(KINDS)] == kind else [pytest.mark.slow],
     )
     for place, case in enumerate(each for each in CASES if each.plan is not None)
     for kind in KINDS
+    if kind == "logistic" or not case.of_tables
 ]
 every_private = pytest.mark.parametrize(("case", "kind"), PRIVATE)
 TARGET = EpsilonDelta(5.0, 1e-3)

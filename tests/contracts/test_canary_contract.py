@@ -98,7 +98,7 @@ def test_a_gradient_canary_uses_the_whole_bound(evidence: RunEvidence) -> None:
     declared = evidence.document.release(design.scaling.names[0])
     assert isinstance(declared, GaussianNoise)
     whole = declared.sensitivity / declared.sigma
-    moment = ReplayedRound.of(evidence, next(iter(evidence.rounds())))
+    moment = ReplayedRound.of(evidence, design.scaling.rounds(evidence)[0])
     for silo in design.silos:
         ones = np.ones(len(silo.canaries), dtype=np.int64)
         for canary in range(len(ones)):

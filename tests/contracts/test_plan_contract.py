@@ -43,7 +43,10 @@ NOISY: dict[str, Plan] = {
     "gaussian-replace": GaussianPlan(0.1, 20, Relation.REPLACE_ONE),
     "gaussian-allocated": GaussianPlan(0.5, 5, sampling=SamplingName.RANDOM_ALLOCATION),
     "gaussian-full": GaussianPlan(1.0, 20, Relation.REPLACE_ATTRIBUTE),
+    "gaussian-scales": GaussianPlan(1.0, 60, scale_columns=5, scale_share=0.1),
+    "gaussian-replaced-scales": GaussianPlan(1.0, 60, Relation.REPLACE_ONE, scale_columns=5, scale_share=0.1),
     "fair-plugin": FairPluginPlan(100),
+    "fair-plugin-scales": FairPluginPlan(100, scale_columns=5, scale_share=0.1, group_share=0.2, gap_share=0.15),
     "fair-plugin-users": FairPluginPlan(50, Protected.USER, count_clip=2.0),
 }
 ALL = NOISY | {"pay-once": PayOncePlan(3), "fair-plugin-attribute": FairPluginPlan(50, Protected.ATTRIBUTE, 3)}

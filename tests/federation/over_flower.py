@@ -18,7 +18,8 @@ from pathlib import Path
 from privfair.federation.trial import start_flower, submit_app, write_app
 from tests.federation.sites import PLANS, SIZES, Sites
 
-ROUNDS = dict.fromkeys(PLANS, 2) | {"fair-plugin": 3, "fair-plugin, distilled": 7}
+_LONGER = {"fair-plugin": 3, "gaussian, scaled": 3, "fair-plugin, scaled": 14, "fair-plugin, distilled": 7}
+ROUNDS = dict.fromkeys(PLANS, 2) | _LONGER
 """The fewest of each plan, and two at least."""
 _EVERY_PLAN = """import json
 import os

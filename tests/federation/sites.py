@@ -103,6 +103,27 @@ target-gap = 0.05
 block = 2
 measure-every = 9
 """,
+    "gaussian, scaled": _GAUSSIAN.format(algorithm="gaussian")
+    .replace("sampling-rate = 0.2", "sampling-rate = 1.0")
+    .replace("{more}", "scale-columns = 2\nscale-share = 0.1\n"),
+    "fair-plugin, scaled": """algorithm = "fair-plugin"
+[target]
+epsilon = 8.0
+delta = 1e-5
+[privacy]
+rounds = 14
+scale-columns = 2
+scale-share = 0.1
+group-share = 0.2
+gap-share = 0.15
+[data]
+{data}
+[training]
+target-gap = 0.05
+group-rate = 6.0
+block = 2
+measure-every = 9
+""",
     "fair-plugin, distilled": """algorithm = "fair-plugin"
 [target]
 epsilon = 8.0
@@ -161,7 +182,15 @@ block = 2
 measure-every = 9
 """,
 }
-ADD_REMOVE = ("gaussian", "gaussian, banded", "fedfdp", "fair-plugin", "fpfl")
+ADD_REMOVE = (
+    "gaussian",
+    "gaussian, banded",
+    "gaussian, scaled",
+    "fedfdp",
+    "fair-plugin",
+    "fair-plugin, scaled",
+    "fpfl",
+)
 AGGREGATED = {"fpfl": "users", "mmd-fedavg": "central"}
 """Plans whose records one trusted party collects, and its name."""
 

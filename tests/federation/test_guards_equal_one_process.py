@@ -18,7 +18,7 @@ from tests.federation.over_flower import ROUNDS
 from tests.federation.sites import AGGREGATED, ENGINES, PLANS, ROOT, SIZES, Sites, desk_in_one_place
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-CHEAP = ("pay-once",)
+CHEAP = ("pay-once", "gaussian, scaled")
 
 
 def _require_equal(one: RunFolder, run: Path, sites: Path, parties: tuple[str, ...]) -> None:

@@ -13,10 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from calibrate.plans.fair_plugin import FLIPS, RATES
+from calibrate.plans.plan import SCALES
 from privfair.algorithms.dp_fedsgd import DpFedSgd
 from privfair.algorithms.fair_plugin import FairPlugin
 from privfair.algorithms.fedfdp import FedFdp
+from privfair.algorithms.parts.paid_scales import PaidScales
 from privfair.models.model import Features, tensor_of
+from privfair.models.scaled import Scales
 from privfair.plan.model import build_model
 from tests.planted_bugs.bug import Bug, Caught, sending, together, with_values
 from tests.planted_bugs.workshop import Engine
@@ -171,6 +174,26 @@ def _cumulated(which: str) -> Callable[[], AbstractContextManager[Any]]:
     return lambda: sending(FairPlugin, wrong)
 
 
+def _in_two_cells() -> AbstractContextManager[Any]:
+    """A record is counted in the cell next to its own as well, say to smooth the histogram."""
+
+    def wrong(right: Any, self: Any, state: Any, round: int, silo: Any, batch: Tensor) -> Any:
+        message = right(self, state, round, silo, batch)
+        return with_values(message, lambda name, values: values + np.roll(values, 1) if name == SCALES else values)
+
+    return sending(PaidScales, wrong)
+
+
+def _own_scales() -> AbstractContextManager[Any]:
+    """Each silo centres by the exact means of its own records instead of by the published centres."""
+
+    def wrong(self: Any, state: Any, silo: Any) -> Any:
+        centre = silo.x.mean(dim=0) if len(silo) else state.scales.centre
+        return replace(silo, x=Scales(centre, state.scales.width).apply(silo.x))
+
+    return patch.object(PaidScales, "scaled", wrong)
+
+
 def _last_chunk_alone() -> AbstractContextManager[Any]:
     """Records are worked on in chunks of 64, and the clip is applied to the last chunk."""
 
@@ -210,6 +233,8 @@ CLIPPING_BUGS = (
     Bug("gradient never cleared", Engine.FEDFDP, _never_cleared, _BOTH, _FEDFDP_GRADIENT),
     Bug("cumulated histogram", Engine.FAIR_PLUGIN, _cumulated(FLIPS), _BOTH, "engine.fair-plugin.flip_counts"),
     Bug("cumulated rates in the last round but one", Engine.FAIR_PLUGIN, _cumulated(RATES), (Caught.PROBE,)),
+    Bug("a record in two cells", Engine.SCALES, _in_two_cells, (Caught.PROBE,)),
+    Bug("scales of the silo's own records", Engine.SCALES, _own_scales, (Caught.PROBE,)),
     Bug("only the last chunk is clipped", Engine.FULL_BATCHES, _last_chunk_alone, (Caught.PROBE,)),
     Bug("every fifth round is not clipped", Engine.FULL_BATCHES, _every_fifth_round, (Caught.PROBE,)),
     Bug("normalisation by private statistics", _SECRET, _private_statistics, _BOTH, _GRADIENT),

@@ -94,6 +94,7 @@ class Engine(Enum):
     TRUNCATED = "DP-SGD, truncated Poisson batches, logistic"
     ALLOCATED = "DP-SGD, random allocation, logistic"
     BANDED = "DP-SGD, banded noise, logistic"
+    SCALES = "DP-SGD, full batches, paid scales"
     FEDFDP = "FedFDP"
     FAIR_PLUGIN = "fair plug-in, records"
     STEFFLE = "SteFFLe, shuffled batches"
@@ -113,6 +114,7 @@ _PLANS = {
     Engine.TRUNCATED: _gaussian(0.05, 24, "").replace("clip = 1.0", f"clip = 1.0\n{_LIMITED}"),
     Engine.ALLOCATED: _gaussian(0.2, 24, "").replace("clip = 1.0", 'clip = 1.0\nsampling = "random-allocation"'),
     Engine.BANDED: _gaussian(1 / 6, 24, "").replace("clip = 1.0", 'clip = 1.0\nnoise = "banded"\nbatches = 6'),
+    Engine.SCALES: _gaussian(1.0, 16, "").replace("clip = 1.0", "clip = 1.0\nscale-columns = 2\nscale-share = 0.1"),
     Engine.FEDFDP: f"{_FEDFDP}{DATA}[training]\nfairness = 2.0\n",
     Engine.FAIR_PLUGIN: f"{_FAIR_PLUGIN}{DATA}[training]\nbins = 6\n",
     Engine.STEFFLE: f"{_STEFFLE.format(rounds=15)}{DATA}{_FREQUENCIES}",

@@ -1,4 +1,4 @@
-"""Scaling by public constants, by paid ones, and the non-private door that private runs keep shut."""
+"""Scaling by public constants, and the non-private door that private runs keep shut."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from calibrate.errors import InvalidInput, UnsupportedCombination
+from calibrate.errors import UnsupportedCombination
 from calibrate.privacy_unit import PrivacyUnit, Protected, Relation
 from privfair.data.dataset import TrainTest
 from privfair.data.encode import fit_standardisation, load_own_silos
 from privfair.data.partition import split_silos
-from privfair.data.schema import PaidScaling, PublicBounds, PublicMeanScale, Transform, Unscaled
+from privfair.data.schema import PublicBounds, PublicMeanScale, Transform, Unscaled
 from privfair.data.schema_toml import parse_schema
 from privfair.data.stability import DerivedFact, FactKind, NothingPromised, require_allowed
 
@@ -39,11 +39,6 @@ def test_known_values() -> None:
     log = PublicMeanScale(0, 1, Transform.SIGNED_LOG).apply(values)
     np.testing.assert_allclose(log, [-math.log(6), 0, math.log(51), math.log(1001)])
     np.testing.assert_array_equal(Unscaled().apply(values), values)
-
-
-def test_paid_scaling_needs_a_receipt() -> None:
-    with pytest.raises(InvalidInput, match="must name the charge"):
-        PaidScaling(0, 1, receipt=" ")
 
 
 _ATTRIBUTE = PrivacyUnit.of(Relation.REPLACE_ATTRIBUTE)

@@ -17,7 +17,6 @@ from privfair.data.schema import (
     Coverage,
     NonPrivateStandardisation,
     NumericColumn,
-    PaidScaling,
     PublicBounds,
     PublicMeanScale,
     Scaling,
@@ -41,7 +40,6 @@ def test_every_kind_of_scaling() -> None:
     assert _numeric('bounds = [0, 9]\ntransform = "signed-log"') == PublicBounds(0, 9, Transform.SIGNED_LOG)
     assert _numeric("mean = 1\nscale = 2") == PublicMeanScale(1, 2)
     assert _numeric("mean = 1\nscale = 2\nreach = 3") == PublicMeanScale(1, 2, reach=3)
-    assert _numeric('mean = 1\nscale = 2\nreceipt = "charge-7"') == PaidScaling(1, 2, receipt="charge-7")
     assert _numeric('scaling = "unscaled"') == Unscaled()
     assert _numeric('scaling = "non-private-standardisation"') == NonPrivateStandardisation()
 
@@ -57,7 +55,6 @@ def test_every_kind_of_scaling() -> None:
         ("bounds = [true, 2]", "bounds = True: must be a number"),
         ("mean = 1", "scale = None: must be a number"),
         ("mean = 1\nscale = 0", "scale = 0.0: must be greater than 0"),
-        ('mean = 1\nscale = 1\nreceipt = " "', "must name the charge"),
         ("bounds = [0, inf]", "two finite numbers"),
         ('scaling = "magic"', "'magic': is not one of the choices; use unscaled"),
         ('scaling = "unscaled"\ntransform = "signed-log"', "without a transform"),
@@ -164,7 +161,6 @@ def _schema(**changes: object) -> Schema:
         {"numeric": (NumericColumn("x", PublicBounds(0, 2)),)},
         {"numeric": (NumericColumn("x", PublicBounds(0, 1, Transform.SIGNED_LOG)),)},
         {"numeric": (NumericColumn("x", PublicMeanScale(0, 1)),)},
-        {"numeric": (NumericColumn("x", PaidScaling(0, 1, receipt="charge-1")),)},
         {"numeric": (NumericColumn("z", PublicBounds(0, 1)),)},
         {"categorical": (CodedColumn("c", ("u", "v", "w")),)},
         {"categorical": (CodedColumn("c", ("u", "v"), (("w", "v"),)),)},
@@ -179,7 +175,6 @@ def test_the_digest_changes_with_the_meaning(change: dict[str, object]) -> None:
     [
         PublicBounds(0, 3, Transform.SIGNED_LOG),
         PublicMeanScale(1, 2, reach=4),
-        PaidScaling(1, 2, Transform.SIGNED_LOG, 3, receipt="charge-1"),
         NonPrivateStandardisation(Transform.SIGNED_LOG),
         Unscaled(),
     ],

@@ -26,6 +26,8 @@ class Iterate(Enum):
     """One drawn uniformly beforehand, for which the papers prove convergence."""
     TAIL_AVERAGE = "tail-average"
     """The mean of the last quarter, over which noise averages out."""
+    HALF_AVERAGE = "half-average"
+    """The mean of the second half: for a constant rate."""
 
 
 @final
@@ -72,8 +74,9 @@ class DescentRule(Options):
                 return theta, 1
             case Iterate.UNIFORM:
                 return (theta, 1) if step == self._drawn() else (at.kept, at.kept_times)
-            case Iterate.TAIL_AVERAGE:
-                if step <= self.rounds - max(1, self.rounds // 4):
+            case Iterate.TAIL_AVERAGE | Iterate.HALF_AVERAGE:
+                part = 4 if self.iterate is Iterate.TAIL_AVERAGE else 2
+                if step <= self.rounds - max(1, self.rounds // part):
                     return at.kept, 0
                 times = at.kept_times + 1
                 return at.kept + (theta - at.kept) / times, times

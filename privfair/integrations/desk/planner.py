@@ -28,7 +28,7 @@ from calibrate.manifest.show import describe_unit
 from calibrate.meaning import Meaning
 from calibrate.plans import PLAN_PLUGINS, algorithm_named, parameter_fields, plan_class, plan_from_mapping
 from calibrate.plans.alternatives import Alternative, explain
-from calibrate.plans.plan import AlgorithmName, Flag, Plan, PluginName, RandomizedValue
+from calibrate.plans.plan import AlgorithmName, Flag, NoisyValue, Plan, PluginName, RandomizedValue
 from calibrate.privacy_unit import EpsilonDelta
 from calibrate.releases import scale_noise
 
@@ -236,11 +236,10 @@ def answer(setting: PlannerSetting) -> Answer:
     )
 
 
-def _noise(value: object) -> tuple[str, str, str]:
+def _noise(value: NoisyValue | RandomizedValue) -> tuple[str, str, str]:
     if isinstance(value, RandomizedValue):
         return value.name, f"kept with probability {value.keep_probability:.5g}", "once"
-    often = "every round" if getattr(value, "every_round", True) else "once"
-    return getattr(value, "name", ""), f"sigma {getattr(value, 'sigma', math.nan):.6g}", often
+    return value.name, f"sigma {value.sigma:.6g}", value.often
 
 
 @lru_cache(maxsize=4096)
