@@ -83,7 +83,7 @@ clean:
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)-flower/.done: ENGINE_PACKAGE := flwr>=1.41,<1.42
+$(VENV)-flower/.done: ENGINE_PACKAGE := flwr>=1.41,<1.43
 $(VENV)-nvflare/.done: ENGINE_PACKAGE := nvflare>=2.9,<2.10
 $(VENV)-%/.done: $(VENV)/.with-test constraints-%.txt
 	rm -rf $(@D)

@@ -174,6 +174,7 @@ def test_randomised_response_converts_and_the_rest_is_refused() -> None:
 
 
 def test_a_type_checker_finds_a_misspelt_name(tmp_path: Path) -> None:
+    pytest.importorskip("mypy", reason="mypy is not installed")
     snippet = tmp_path / "snippet.py"
     snippet.write_text("import privfair as pf\npf.Gaussian\npf.nonsense\n", encoding="utf-8")
     checked = subprocess.run(
