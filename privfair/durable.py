@@ -6,6 +6,7 @@ import errno
 import os
 import time
 import tomllib
+import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -82,12 +83,48 @@ def replace_file(path: Path, content: bytes) -> None:
     sync_folder(path.parent)
 
 
-def read_named(path: Path, argument: str, remedy: str = "check the path and its permissions") -> bytes:
-    """The content of a file that `argument` names; refused with the reason if it cannot be read."""
+LARGEST_DOCUMENT = 1 << 26
+"""Bytes of a plan, budget, report or any other file that is read as a whole."""
+LARGEST_FILE = 1 << 34
+"""Bytes of a model, a transcript or a ledger."""
+_PART = 1 << 20
+_FREE_BYTES = 1 << 28
+_LARGEST_RATIO = 100
+_MOST_MEMBERS = 10_000
+
+
+def read_named(
+    path: Path, argument: str, remedy: str = "check the path and its permissions", most: int = LARGEST_DOCUMENT
+) -> bytes:
+    """The content of a file that `argument` names; refused if it cannot be read or has more than `most` bytes.
+
+    Of an endless device no more than that is read.
+    """
+    content = bytearray()
     try:
-        return path.read_bytes()
+        with path.open("rb") as file:
+            while len(content) <= most and (part := file.read(_PART)):
+                content += part
     except OSError as error:
         raise InvalidInput(argument, str(path), f"cannot be read ({error.strerror})", remedy) from error
+    if len(content) > most:
+        raise InvalidInput(argument, str(path), f"has more than {most} bytes", "name the right file")
+    return bytes(content)
+
+
+def require_bounded_archive(path: Path, argument: str) -> None:
+    """Refuse a zip archive (npz, pt, csv.zip) that would unpack to far more than it is; other files pass.
+
+    Its members may hold 256 MiB together, or 100 times the bytes of the archive, and be 10,000 at most.
+    """
+    if not zipfile.is_zipfile(path):
+        return
+    with zipfile.ZipFile(path) as archive:
+        members = archive.infolist()
+    unpacked, most = sum(one.file_size for one in members), max(_FREE_BYTES, _LARGEST_RATIO * path.stat().st_size)
+    if unpacked > most or len(members) > _MOST_MEMBERS:
+        rule = f"unpacks to {unpacked} bytes in {len(members)} members; the limits are {most} and {_MOST_MEMBERS}"
+        raise InvalidInput(argument, str(path), rule, "pack the data again, or name the right file")
 
 
 def read_toml(path: Path, argument: str) -> dict[str, object]:

@@ -37,6 +37,7 @@ from calibrate.arrays import Floats
 from calibrate.errors import InvalidInput, count, open_unit, positive
 from calibrate.privacy_unit import EpsilonDelta
 from calibrate.releases import Release
+from privfair.durable import require_bounded_archive
 
 Score = Callable[[Any, Any], ArrayLike]
 Progress = Callable[[int, int], None]
@@ -315,6 +316,7 @@ class _Store:
         self._folder = folder
         self._known: dict[int, tuple[Floats, float]] = {}
         for path in sorted(folder.glob("run-*.npz")) if folder is not None else ():
+            require_bounded_archive(path, "folder")
             with np.load(path, allow_pickle=False) as found:
                 self._known[int(path.stem.split("-")[1])] = found["signals"], float(found["seconds"])
 

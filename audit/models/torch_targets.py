@@ -24,6 +24,7 @@ from calibrate.manifest.trust import UNTRUSTED, FolderTrust
 from privfair.data.encode import Standardisation, codes, encode_features
 from privfair.data.infer import FileLayout
 from privfair.data.schema import schema_from_json
+from privfair.durable import require_bounded_archive
 from privfair.plan.model import ModelKind, ModelPlan, build_model
 from privfair.run.folder import RunFolder, load_theta
 from privfair.run.public import read_folder_plan
@@ -134,6 +135,7 @@ def module_with_parameters(architecture: str, path: Path) -> nn.Module:
     if not isinstance(module, nn.Module):
         raise InvalidInput("--architecture", architecture, "does not make a torch module", "name a class or a function")
     try:
+        require_bounded_archive(path, "--model")
         state = torch.load(path, weights_only=True, map_location="cpu")
     except (OSError, pickle.UnpicklingError, RuntimeError, EOFError) as error:
         rule = f"cannot be read as parameters alone ({str(error).splitlines()[0]})"

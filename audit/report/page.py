@@ -16,7 +16,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from pydantic import ValidationError
 
 from audit.report.figures import Metrics, draw_figures
-from audit.report.results import AuditReport, CheckOutcome, Conclusion
+from audit.report.results import AuditReport, CheckOutcome, Conclusion, ModelQuality
 from calibrate.epsilon_so_far import EpsilonSoFar
 from calibrate.errors import InvalidInput
 from calibrate.manifest.document import BudgetDocument
@@ -213,8 +213,7 @@ def report_content(run: Path | None, audit: AuditReport | None, trust: TrustFile
     """
     if run is None:
         return ReportContent(None, audit, (), ())
-    if not any((run / name).exists() for name in ("run.json", "claim.token")):
-        raise InvalidInput("run folder", str(run), "holds no run", "name the --out of a training run")
+    RunFolder.existing(run)
     envelope = read_named(run / "budget.json", "RUN")
     manifest = read_unverified(envelope) if trust is None else authenticate(envelope, trust, for_reading=True)
     metrics, budget = _metrics(run / "metrics.jsonl"), _budget(manifest.document)
@@ -234,9 +233,13 @@ def _metrics(path: Path) -> Metrics:
     try:
         lines = path.read_text("utf-8").splitlines() if path.exists() else []
         found = tuple(json.loads(line) for line in lines)
-        if all(isinstance(line, dict) and isinstance(line["overall"]["groups"], dict) for line in found):
-            return found
-    except (ValueError, KeyError, TypeError, RecursionError):
+        for line in found:
+            ModelQuality.of(line["overall"])
+            float(line["step"])
+            for group in line["overall"]["groups"].values():
+                group["records"], len(group["selection_rates"])
+        return found
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         pass
     raise InvalidInput("RUN", str(path), "is not the metrics of a run", "put the run's own file back, or remove it")
 

@@ -61,9 +61,9 @@ Scheme = Annotated[Sampling, PlainValidator(_as_sampling), PlainSerializer(encod
 
 
 class SamplingDeclaration(StrictModel):
-    """How batches are drawn, and whether somebody makes sure of it.
+    """How batches are drawn, and whether someone makes sure of it.
 
-    With `assumption_enforced` false the price rests on the word of whoever trains.
+    With `assumption_enforced` false the price rests on the word of those who train.
     """
 
     scheme: Scheme
@@ -272,7 +272,7 @@ class LedgerBinding(StrictModel):
 
 
 class OwnCode(StrictModel):
-    """A Python file of the user's own that sees records; only these very bytes may be run under the budget."""
+    """A Python file of the user that sees records; only these very bytes may be run under the budget."""
 
     name: Text
     sha256: Sha256
@@ -296,7 +296,7 @@ class BudgetDocument(StrictModel):
     """Single use: the ledger accepts one claim per nonce, ever."""
     validity: Validity
     dataset: DataIdentity | None
-    """None if nobody declared one; then each binding of silos and sizes counts as a data set of its own."""
+    """None if no one declared one; then each binding of silos and sizes is a separate data set."""
     ledgers: Annotated[tuple[LedgerBinding, ...], Field(max_length=10_000)]
     """One for all silos, or one for each; empty if the budget is not bound, and may be claimed in any ledger."""
     code: Annotated[tuple[OwnCode, ...], Field(max_length=64)]
@@ -332,7 +332,7 @@ class BudgetDocument(StrictModel):
         )
 
     def code_digests(self) -> dict[str, str]:
-        """The signed SHA-256 of each file of the user's own code."""
+        """The signed SHA-256 of each file of the user's code."""
         return {code.name: code.sha256 for code in self.code}
 
     def renyi_curve(self) -> SignedCurve | None:

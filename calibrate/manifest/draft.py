@@ -93,9 +93,9 @@ class BudgetSubject:
 
 @dataclass(frozen=True)
 class NoPromise:
-    """A run that protects nobody, such as a baseline: signed, so that it cannot pass for private.
+    """A run that protects no one, such as a baseline: signed, so that it cannot pass for private.
 
-    All that it publishes stands in the subject's `clear`.
+    All that it publishes is in the subject's `clear`.
     """
 
     algorithm: str
@@ -197,7 +197,7 @@ def _promised(budget: CertifiedBudget, subject: BudgetSubject, issuer: Issuer) -
 
 
 def _claimed(paper: PaperNoise, subject: BudgetSubject, issuer: Issuer) -> _Priced:
-    """A paper's claim beside the certified truth."""
+    """A paper's claim next to the certified truth."""
     plan, delta = paper.plan, paper.target.delta
     noisy = with_noise(plan.values(), paper.noise_multipliers)
     once = with_noise(plan.once(), paper.noise_multipliers)
@@ -241,7 +241,7 @@ def _unprotected(nothing: NoPromise, subject: BudgetSubject) -> _Priced:
 def _true_price(
     event: Release, unit: PrivacyUnit, delta: float, slack: ProfileSlack
 ) -> tuple[CrossCheck, float, float | None]:
-    """Two prices of noise that nobody calibrated, the delta they hold at, and the epsilon they amount to.
+    """Two prices of noise that no one calibrated, the delta they hold at, and the epsilon they amount to.
 
     The epsilon holds at `delta` and includes the slack; None if no finite epsilon is certified.
     """
@@ -285,7 +285,7 @@ def _accounting(
 
 
 def with_clear(event: Release | None, clear: tuple[InTheClear, ...]) -> Release:
-    """The event with what is published in the clear beside it; None for a run without any noise."""
+    """The event with what is published in the clear added to it; None for a run without any noise."""
     if not clear and event is None:
         raise InvalidInput("clear", clear, "must name what is published", "list the releases of the run")
     parts = tuple(release.primitive() for release in clear)
@@ -385,6 +385,6 @@ def _strategy(bands: int, rounds: int) -> tuple[float, ...] | None:
     """The coefficients that are signed for banded noise; None for independent noise."""
     if bands == 1:
         return None
-    from calibrate.banded import banded_strategy  # an optimiser, which nobody else needs to load
+    from calibrate.banded import banded_strategy  # an optimiser, which no other caller needs to load
 
     return banded_strategy(bands, rounds)

@@ -172,7 +172,7 @@ class BudgetDraft(NeverPickled):
 # Step 12: the price, recomputed from the signed event by two accountants.
 #
 # Kept apart from `verify`, because the engine verifies and must not be able to calibrate itself. Officers do
-# this before they sign, auditors afterwards: nobody has to believe the epsilon that is printed.
+# this before they sign, auditors afterwards: no one has to believe the epsilon that is printed.
 
 
 def recompute(document: BudgetDocument) -> CrossCheck | None:
@@ -433,7 +433,7 @@ def decline_request(request: BudgetRequest, reason: str, key: SigningKey) -> byt
 
 
 def answer_path(file: Path, *, signed: bool) -> Path:
-    """Where the answer to a request goes unless said otherwise: beside it."""
+    """Where the answer to a request goes unless another place is named: next to it."""
     return file.with_name(f"{file.stem}-{'signed' if signed else 'declined'}.json")
 
 

@@ -1,6 +1,6 @@
 """Keys of the people who sign: made, kept, read, and named by what they are.
 
-A key id is the SHA-256 of the key's own SubjectPublicKeyInfo, never a name somebody chose: with chosen names
+A key id is the SHA-256 of the key's SubjectPublicKeyInfo, never a name that someone chose: with chosen names
 one private key under two names would count as two signers. All cryptography is pyca/cryptography's, reached
 through securesystemslib where it signs.
 """
@@ -30,16 +30,16 @@ from calibrate.errors import TrustRefused
 from calibrate.manifest.strict_json import Json, NotStrictJson, canonical, parse_object
 
 PASSWORD_VARIABLE = "PRIVFAIR_KEY_PASSWORD"
-"""Environment variable read for the password of an encrypted key when nobody is there to be asked."""
+"""Environment variable read for the password of an encrypted key when no one can be asked."""
 
 LARGEST_KEY_FILE = 1 << 16
 
 Password = Callable[[], bytes]
-"""Called only if the key turns out to be encrypted, so that nobody is asked for nothing."""
+"""Called only if the key turns out to be encrypted, so that no one is asked in vain."""
 
 
 class Role(Enum):
-    """In which capacity somebody signs."""
+    """In which capacity a key signs."""
 
     PRIVACY_OFFICER = "privacy-officer"
     DATA_OWNER = "data-owner"
@@ -57,7 +57,7 @@ class Role(Enum):
 
 
 ROOT = "root"
-"""What stands in the place of a role above a key that signs trust files; it holds no role."""
+"""What is written in place of a role above a key that signs trust files; it holds no role."""
 
 
 class KeyAlgorithm(Enum):
@@ -112,7 +112,7 @@ def generate(algorithm: KeyAlgorithm = KeyAlgorithm.ED25519) -> SigningKey:
 
 
 def save(key: SigningKey, role: Role | None, path: Path, password: bytes | None = None) -> Path:
-    """Writes the private key (readable by its owner alone) and, beside it, `.pub` with the public one.
+    """Writes the private key (readable by its owner alone) and, next to it, `.pub` with the public one.
 
     The role is noted above the key for people to read (None: a root key); what counts is the trust file. An
     existing file is never overwritten: a lost key cannot be made again.

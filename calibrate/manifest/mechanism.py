@@ -42,7 +42,7 @@ class StrictModel(BaseModel):
 
 
 def is_none(value: object) -> bool:
-    """For fields that stand in a file only where they say something."""
+    """For fields that are in a file only where they say something."""
     return value is None
 
 

@@ -1,6 +1,6 @@
 """Whose signatures count: the trust file and its policy.
 
-The policy is one sentence: *every role that appears in the trust file must have signed, with a key of that
+The policy: *every role that appears in the trust file must have signed, with a key of that
 role which is valid and not revoked*. A file with an officer's key only asks for the officer; adding a data
 owner's key makes both necessary. Revoking all keys of a role does not remove the role: nothing passes until
 the role has a new key. Auditors, coordinators and guards may be listed too; they sign audits, questions and answers,
@@ -223,7 +223,7 @@ def read_trust(
 ) -> TrustFile:
     """The trust file in these bytes; raises `TrustRefused`.
 
-    With a root key the file must be signed by it. Without one it must be unsigned: a signature nobody checks
+    With a root key the file must be signed by it. Without one it must be unsigned: a signature that no one checks
     would only look like protection. `least_sequence` refuses an older file than one seen before.
     """
     try:

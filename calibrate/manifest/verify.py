@@ -1,4 +1,4 @@
-"""From bytes somebody handed over to a manifest an engine may spend.
+"""From bytes that were handed over to a manifest an engine may spend.
 
 `authenticate` answers *who signed what, and is it in force?*; `verify` also answers *is it for this plan and
 this data?* Both raise `ManifestRefused`, naming the numbered step, or return a value that cannot be made in
@@ -53,7 +53,7 @@ class NeverPickled:
 
 @dataclass(frozen=True)
 class Signature:
-    """Somebody's verified signature."""
+    """A verified signature."""
 
     role: Role
     key_id: str
@@ -77,7 +77,7 @@ class AuthenticManifest(NeverPickled):
     """Whether it was not asked if the budget is in force."""
     seal: InitVar[object]
     remark: str | None = None
-    """A sentence for whoever reads a run of the past: which of the keys have expired since it was signed."""
+    """A sentence for readers of a run of the past: which of the keys have expired since it was signed."""
 
     def __post_init__(self, seal: object) -> None:
         _refuse_without_seal(seal, "AuthenticManifest", "authenticate")
@@ -86,7 +86,7 @@ class AuthenticManifest(NeverPickled):
 @final
 @dataclass(frozen=True)
 class UnverifiedManifest:
-    """What an envelope claims. For whoever is about to sign it or wants to look; no engine accepts it."""
+    """What an envelope claims. For those who are about to sign it or want to look; no engine accepts it."""
 
     document: BudgetDocument
     digest: str
@@ -95,7 +95,7 @@ class UnverifiedManifest:
 
 @dataclass(frozen=True)
 class SiloData:
-    """What one silo knows of its own data, when it cannot see the other silos'."""
+    """What one silo knows of its data, when it cannot see the other silos'."""
 
     name: str
     size: int
@@ -140,7 +140,7 @@ class VerifiedManifest(NeverPickled):
 
 
 def promises_privacy(document: BudgetDocument) -> bool:
-    """Whether anybody is protected: a private guarantee, and noise nobody can reproduce."""
+    """Whether anyone is protected: a private guarantee, and noise that no one can reproduce."""
     private = isinstance(document.guarantee, PrivateGuarantee)
     return private and document.noise_source is NoiseSource.OPERATING_SYSTEM
 
@@ -210,7 +210,7 @@ def read_unverified(envelope: bytes) -> UnverifiedManifest:
     """What the envelope says, with no signature checked: steps 1, 2 and 5 to 8.
 
     Signing needs it, because a signer reads before signing. It still refuses whatever is not a well-formed
-    manifest, so that nobody signs what nobody could verify.
+    manifest, so that no one signs what no one could verify.
     """
     opened = _step_1_envelope(envelope)
     _step_2_payload_type(opened)

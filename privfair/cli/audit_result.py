@@ -26,7 +26,7 @@ from calibrate.manifest.verify import read_unverified
 from privfair.cli.config import ask_password
 from privfair.cli.options import FILE, asked, options
 from privfair.cli.output import checks_text, number_text, print_json, print_rich, print_wrapped, table_lines, wrap
-from privfair.durable import read_named, write_named
+from privfair.durable import LARGEST_FILE, read_named, write_named
 
 if TYPE_CHECKING:
     from audit.report.results import AuditReport, Interval, ModelQuality
@@ -220,7 +220,7 @@ def _sign_test_result(key_path: Path, report: AuditReport) -> bytes:
 
 def _digest(path: Path) -> str:
 
-    return hashlib.sha256(read_named(path, "model")).hexdigest()
+    return hashlib.sha256(read_named(path, "model", most=LARGEST_FILE)).hexdigest()
 
 
 _OF_A_RUN = ("run.json", "claim.token", "budget.json", "transcript.bin")

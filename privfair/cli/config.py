@@ -16,6 +16,7 @@ plan or a run, which may come from anyone.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -92,6 +93,8 @@ def _same(one: str | Path, other: str | Path) -> bool:
 def ask_password() -> bytes:
     """The password of an encrypted key: from PRIVFAIR_KEY_PASSWORD, else asked for on the terminal."""
     given = os.environ.get(PASSWORD_VARIABLE)
+    if not given and not sys.stdin.isatty():
+        raise click.UsageError(f"the key's password is needed, and no terminal can ask for it: set {PASSWORD_VARIABLE}")
     return (given if given else click.prompt("Password of the key", hide_input=True, err=True)).encode()
 
 

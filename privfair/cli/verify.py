@@ -18,7 +18,7 @@ from privfair.cli.config import configured_trust, needed_trust, read_trust_file
 from privfair.cli.ledger import noted_heads, open_ledger
 from privfair.cli.options import FILE, Subcommands, asked
 from privfair.cli.output import answer, print_json, print_wrapped
-from privfair.durable import read_named
+from privfair.durable import LARGEST_FILE, read_named
 from privfair.ledger import LedgerAccess
 from privfair.ledger.book import short
 from privfair.ledger.witness import (
@@ -64,7 +64,7 @@ def kind_of(place: str, damaged: Kind) -> Kind:
         return Kind.LEDGER
     if path.is_dir() or path.suffix == ".log":
         return Kind.LOG
-    content = read_named(path, "FILE")
+    content = read_named(path, "FILE", most=LARGEST_FILE)
     if content.startswith(b"SQLite format 3\0"):
         return Kind.LEDGER
     if b'"payload"' in content:

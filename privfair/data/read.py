@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from calibrate.errors import InvalidInput, PrivfairError
+from privfair.durable import require_bounded_archive
 
 if TYPE_CHECKING:
     from _csv import Reader as CsvReader
@@ -392,6 +393,7 @@ def _require_header(names: list[str], file: str) -> None:
 
 def _unzip(path: Path) -> bytes:
     try:
+        require_bounded_archive(path, "file")
         with zipfile.ZipFile(path) as archive:
             members = [name for name in archive.namelist() if name.lower().endswith(".csv")]
             if len(members) != 1:

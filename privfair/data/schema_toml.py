@@ -82,6 +82,7 @@ from privfair.data.schema import (
     Transform,
     Unscaled,
 )
+from privfair.durable import read_named
 from privfair.plan.plan import MISSING_NAME, listed_values
 from privfair.plan.sections import read_section, refuse_unknown
 
@@ -221,7 +222,7 @@ def load_schema(path: Path) -> OwnFormat:
     if not path.is_file():
         raise InvalidInput("schema", str(path), "does not exist or is not a file", "check the path")
     try:
-        return parse_schema(path.read_text(encoding="utf-8"), str(path))
+        return parse_schema(read_named(path, "schema").decode(), str(path))
     except UnicodeDecodeError:
         raise BadData(str(path), "is not UTF-8 text", "save it as UTF-8") from None
 
@@ -264,8 +265,8 @@ def check_schema(path: Path) -> SchemaParts:
     except InvalidInput as error:
         whole.append(str(error))
     try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
+        document = tomllib.loads(read_named(path, "schema").decode())
+    except (InvalidInput, ValueError, RecursionError):
         return SchemaParts(mistakes=tuple(whole))
     columns: list[Column | None] = []
     mistakes: list[str] = []

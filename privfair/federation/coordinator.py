@@ -118,7 +118,7 @@ class Party(Protocol):
     def hello(self) -> Greeting: ...
 
     def contribute(self, step: int, state: PublicState) -> Mapping[str, Published]:
-        """The values of this step by name. Asked again with the same state: the same values; with another: refused."""
+        """The values of this step. Asked again with the same state: the same values; with another: refused."""
         ...
 
     def reply(self, step: int, received: Received) -> Mapping[str, Published]:
@@ -149,7 +149,7 @@ def digest_of_values(received: Received) -> str:
 
 @dataclass(frozen=True, eq=False)
 class Position(Generic[State]):
-    """Where a run stands between two steps."""
+    """Where a run is between two steps."""
 
     state: State
     step: int = 0
@@ -183,7 +183,7 @@ def train_until(
     until: int,
     observers: Sequence[RunObserver] = (),
 ) -> Position[State]:
-    """All steps up to `until` updates, or as far as the signed rounds reach, with whoever looks on; where it ended."""
+    """All steps up to `until` updates, or until the signed rounds are used, with observers; where it ended."""
     reached = position
     try:
         for reached in run_steps(algorithm, parties, position, until):
@@ -201,7 +201,7 @@ def train_until(
 def run_steps(
     algorithm: Algorithm[State], parties: Parties, position: Position[State], until: int
 ) -> Iterator[Position[State]]:
-    """Step by step up to `until` updates, or as far as the parties' signed rounds reach.
+    """Step by step up to `until` updates, or until the parties' signed rounds are used.
 
     Each of `parties` sees the state's public arrays and, where the algorithm replies, what all
     of them published in this step.

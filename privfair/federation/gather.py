@@ -1,4 +1,4 @@
-"""A run over guards, gathered for an audit: each site's files beside the coordinator's, and what they amount to.
+"""A run over guards, gathered for an audit: each site's files next to the coordinator's, and what they amount to.
 
 ::
 
@@ -31,7 +31,7 @@ from privfair.transcript import NotedState, PartOfRun, Transcript, merged_identi
 
 _HANDED_OVER = ("transcript.bin", "steps.jsonl", "batches.bin", "receipts.json")
 _KEPT = "transcript.kept"
-"""The folder beside a transcript that keeps digests; only there if the budget says so."""
+"""The folder next to a transcript that keeps digests; only there if the budget says so."""
 STEPS = "steps.jsonl"
 
 
@@ -65,7 +65,7 @@ class SitePart:
         return PartOfRun(self.transcript, self.steps.step_of_round)
 
     def drawn(self) -> dict[int, Indexes]:
-        """By round of its own ledger, the batch of each step that published something; none for secret batches."""
+        """By round of its ledger, the batch of each step that published something; none for secret batches."""
         if self.batches is None:
             return {}
         published = {key.round for key in self.transcript.keys}
@@ -93,7 +93,7 @@ class Gathered(TypedDict):
 def gather_run(run: Path, sites: Mapping[str, Path]) -> Gathered:
     """Put the sites' folders (by party) into the coordinator's run folder, and merge them; what was gathered.
 
-    `run` is the --out of `privfair train --guards`. A run that was gathered before is gathered anew.
+    `run` is the --out of `privfair train --guards`. A run that was gathered before is gathered again.
     """
     folder = RunFolder.existing(run)
     record = RunRecord.read(folder.summary) if folder.summary.exists() else None

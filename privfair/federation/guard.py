@@ -1,6 +1,6 @@
-"""The guard of one silo: its data, ledger, noise, batches and transcript in a process of its own.
+"""The guard of one silo: its data, ledger, noise, batches and transcript in its own process.
 
-Whoever is at the other end of its socket gets what a `Party` tells and nothing else. What a guard refuses crosses as a
+The other end of its socket gets what a `Party` tells and nothing else. What a guard refuses crosses as a
 class name and a code; the sentence stays in its own log.
 """
 
@@ -97,7 +97,7 @@ _TELLS_NOTHING = (RoundsSpent, StepRefused, PolicyRefused, LedgerRefused, TrustR
 LARGEST_NUMBER = 1e9
 """In a state, and in values to reply to.
 
-Training does not come near it, and whether a product with a larger one overflows would tell of records.
+Training does not come near it, and whether a product with a larger one overflows would reveal records.
 """
 
 
@@ -167,7 +167,7 @@ class Guard:
     def _claimed(self, policy: Policy) -> OpenRun:
         """The claim of this folder, taken or taken up again.
 
-        The folder is for this manifest alone; plan, manifest and code are kept in it for whoever audits it.
+        The folder is for this manifest alone; plan, manifest and code are kept in it for audits.
         """
         run, folder = self._run, self._folder
         if folder.manifest.exists() and folder.manifest.read_bytes() != run.envelope:
@@ -293,7 +293,7 @@ class Guard:
         return values
 
     def advance(self, step: int, state: PublicState, steps: int) -> list[tuple[str, Mapping[str, Published]]]:
-        """So many steps from this one on, each as if it were asked for alone: its state's digest, and its values.
+        """A number of steps from this one on, each as if it were asked for alone: its state's digest, and its values.
 
         Only for the party of a run that has no other: then each next state follows from what this one published. What
         stops it after the first step ends the answer there, and is told when the next step is asked for; so does an
@@ -491,7 +491,7 @@ def _code(refused: PrivfairError) -> Code:
 
 @dataclass(frozen=True)
 class GuardOptions:
-    """What a site decides beside manifest, data and ledger."""
+    """What a site decides in addition to manifest, data and ledger."""
 
     policy: Policy = ANYTHING
     trust: TrustInForce | None = None

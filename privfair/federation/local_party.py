@@ -1,7 +1,7 @@
 """The silo's half of a round: batches, contribution, gate, ledger, transcript. Nothing else touches its records.
 
 A party is asked by step and answers a step once. All parties of one process share a claim, a gate, a transcript and a
-batch record (`LocalParties`); a silo in a process of its own is the same with one party.
+batch record (`LocalParties`); a silo in its own process is the same with one party.
 
 With user-level privacy there is one party, the aggregator: its units are users, its batch is the round's cohort, and
 the contribution groups rows by `SiloTensors.unit_of_row`.
@@ -71,11 +71,11 @@ class PartySetup:
     sampling: Sampling | None = None
     """How batches are drawn; None for full batches, and for an algorithm that draws its own."""
     seed: int = 0
-    """Of batches and noise where nobody is protected; else unused."""
+    """Of batches and noise where no one is protected; else unused."""
     block: int = DEFAULT_BLOCK
     """Rounds to charge ahead."""
     facts: PublicFacts | None = None
-    """What the parties may tell of the data."""
+    """What the parties may say about the data."""
     sensitive: tuple[str, ...] = ()
     """Parties that hold nothing but attributes, and are asked for the records that others drew."""
     updates: int | None = None
@@ -89,7 +89,7 @@ class PartySetup:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Units of each party as signed: exactly so many, or a lower bound where units can be added or removed."""
+        """Units of each party as signed: exactly this number, or a lower bound where units can be added or removed."""
         return {silo.name: silo.size for silo in self.document.data.silos}
 
     @property

@@ -1,11 +1,11 @@
-"""Registries at sites of their own: who takes part in a step crosses sealed, and how often is counted where it costs.
+"""Registries at separate sites: who takes part in a step crosses sealed, and how often is counted where it costs.
 
 A registry holds the attributes of records that others hold. It sums over the records that the holders drew, so they
 must tell it which these are, past a coordinator that is to learn neither who is in a silo nor who took part. Holders
 and registries share a key that the coordinator does not have. A holder seals the tags of its batch for one step of one
 run; the coordinator carries the bytes.
 
-Whoever can have a record asked for more often than was priced would break the promise to it, and neither a coordinator
+Asking for a record more often than was priced would break the guarantee for it, and neither a coordinator
 nor a holder is trusted with that: each registry counts. What a record's attribute costs follows from how often it takes
 part and from nothing else (docs/theorems/steffle.md, "When others choose the batches"), so a limit on the number of
 times is the promise itself, whatever is asked, in which order, and by whom. Chance can't be counted: Poisson batches
@@ -65,7 +65,7 @@ class SitesKey:
         return cls(secret)
 
     def tags(self, records: Sequence[str]) -> list[bytes]:
-        """One tag per record's number, which tells nothing to whoever lacks the key."""
+        """One tag per record's number, which reveals nothing without the key."""
         own = self._derived(b"tags")
         return [hashlib.blake2b(name.encode(), digest_size=_TAG_BYTES, key=own).digest() for name in records]
 
@@ -118,7 +118,7 @@ class AskedRecords:
     """The rows of a registry that each step asks for.
 
     Guarantee: no record takes part in more than `most` steps, whatever holders and coordinator send; so a run costs one
-    record's attribute at most what was priced for so many epochs (docs/theorems/steffle.md, "When others choose the
+    record's attribute at most what was priced for these epochs (docs/theorems/steffle.md, "When others choose the
     batches"). Unit: one record's attribute.
     """
 

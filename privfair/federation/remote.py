@@ -131,7 +131,7 @@ class RemoteParties:
         self._state: PublicState = {}
 
     def expect(self, shapes: Mapping[str, tuple[int, ...]], registries: tuple[str, ...] = ()) -> None:
-        """What may be published, by name; nothing is accepted before this is known.
+        """What may be published; nothing is accepted before this is known.
 
         `registries` are asked after the others, with the batches that these sealed for them.
         """
@@ -139,7 +139,7 @@ class RemoteParties:
         self._registries = registries
 
     def hello(self) -> dict[str, Greeting]:
-        """Every party's greeting, by name."""
+        """Every party's greeting."""
         answers = self._ask_all(ask_hello(self._run), MessageKind.GREETING)
         found = {name: read_greeting(answer) for name, answer in answers.items()}
         for name, greeting in found.items():
@@ -240,7 +240,7 @@ def _refusal(party: str, message: WireMessage) -> Refused:
 
 
 def agreed_facts(greetings: Mapping[str, Greeting], document: BudgetDocument) -> PublicFacts:
-    """The public facts that all parties tell alike; refused where they differ, or a ledger is not the signed one."""
+    """The public facts on which all parties agree; refused where they differ, or a ledger is not the signed one."""
     facts: PublicFacts | None = None
     for name, greeting in greetings.items():
         bound = {one.ledger for one in document.ledgers if one.silo in (None, name)}
@@ -257,7 +257,7 @@ def agreed_facts(greetings: Mapping[str, Greeting], document: BudgetDocument) ->
 
 
 # Over an engine that loses, repeats, delays and reorders what it carries. Every message may be delivered several times
-# and every answer may be lost or late: whoever has not answered is asked again with the same bytes, which a guard
+# and every answer may be lost or late: a party that has not answered is asked again with the same bytes, which a guard
 # answers with the same bytes. An answer carries the digest of its question, so that a late answer to an earlier one is
 # never taken for an answer to this one.
 

@@ -1,7 +1,7 @@
 """Frames on unix sockets: the coordinator's transport, and the loop behind which a guard answers.
 
 Everything happens in one thread: a guard reads from all its connections and answers one message at a time, so a
-connection that sends half a frame, or reads no answer, costs its deadline and keeps nobody waiting.
+connection that sends half a frame, or reads no answer, costs its deadline and keeps no one waiting.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _MOST_HELD = MOST_BYTES + (1 << 24)
 
 
 class GuardUnreachable(PrivfairError):
-    """A guard did not answer in time; what it published stays published, and the run can go on."""
+    """A guard did not answer in time; what it published stays published, and the run can be resumed."""
 
     exit_code = 70
 
@@ -221,7 +221,7 @@ class SocketServer:
                         self._accept()
                     elif isinstance(key.data, _Connection):
                         self._turn(key.data, events)
-                # One question of each: whoever sends thousands at once waits like everybody else.
+                # One question of each: a caller that sends thousands at once waits like all others.
                 for connection in [one for one in self._connections.values() if one.asks]:
                     self._answer_one(connection)
                 self._drop_late()
@@ -255,7 +255,7 @@ class SocketServer:
         self._selector.register(found, selectors.EVENT_READ, connection)
 
     def _patience(self) -> float | None:
-        """Seconds until somebody may be late; none where a question is there already."""
+        """Seconds until a connection may be late; none where a question is there already."""
         if any(connection.asks for connection in self._connections.values()):
             return 0.0
         return self._deadline if self._connections else None
@@ -303,7 +303,7 @@ class SocketServer:
             began = time.monotonic()
             connection.unwritten += frame(self._answer(message))
             connection.known |= self._known()
-            for one in self._connections.values():  # nobody is late because this guard was busy
+            for one in self._connections.values():  # no one is late because this guard was busy
                 one.since += time.monotonic() - began
             connection.since = time.monotonic()
         try:

@@ -63,7 +63,7 @@ _LINE: TypeAdapter[_Begun | _Replied] = TypeAdapter(_Begun | _Replied)
 
 @final
 class StepLog:
-    """The log of one guard, read back and gone on with."""
+    """The log of one guard, read back and continued."""
 
     def __init__(self, path: Path, *, writing: bool = True) -> None:
         self.steps: dict[int, AnsweredStep] = {}

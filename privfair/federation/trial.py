@@ -158,7 +158,7 @@ def _there(path: Path) -> Path | None:
 
 @contextmanager
 def start_guards(trial: Trial) -> Iterator[dict[str, Path]]:
-    """A guard per party, each in a process of its own; the sockets at which they answer, by party."""
+    """A guard per party, each in its own process; the sockets at which they answer, by party."""
     with ExitStack() as stack:
         place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="pf-")))
         sockets: dict[str, Path] = {}
@@ -251,7 +251,7 @@ def write_app(folder: Path) -> None:
 
 
 def _write_relay(package: Path, relay: Path) -> None:
-    """A relay for sites that have no privfair: it finds what it needs of it beside itself."""
+    """A relay for sites that have no privfair: it finds what it needs of it in its own folder."""
     (package / "__init__.py").write_text("")
     shutil.copy(Path(guard_socket.__file__), package)
     (package / relay.name).write_text(
@@ -331,7 +331,7 @@ def _script(name: str) -> str:
 
 
 def _environment(home: Path) -> dict[str, str]:
-    """Flower without telemetry and update checks, in a home of its own; its scripts stand beside the interpreter."""
+    """Flower without telemetry and update checks, in a separate home; its scripts are next to the interpreter."""
     home.mkdir(parents=True)
     found = str(Path(sys.executable).parent)
     return {
@@ -346,7 +346,7 @@ def _environment(home: Path) -> dict[str, str]:
 
 @contextmanager
 def _started(words: list[str], log: Path | None, environment: Mapping[str, str]) -> Iterator[subprocess.Popen[str]]:
-    """A process in a group of its own, so that what it starts ends with it; Ctrl-C reaches this process alone."""
+    """A process in its own group, so that what it starts ends with it; Ctrl-C reaches this process alone."""
     with ExitStack() as stack:
         output = subprocess.PIPE if log is None else stack.enter_context(log.open("ab"))
         errors = None if log is None else subprocess.STDOUT

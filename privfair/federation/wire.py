@@ -62,7 +62,7 @@ class MessageKind(Enum):
 
 
 class Code(Enum):
-    """Why a guard said no, as far as it tells the other side; the sentence stays in the silo's own log."""
+    """Why a guard said no, in the form that the other side sees; the sentence stays in the silo's own log."""
 
     MALFORMED = "malformed"
     VERSION = "version"
@@ -193,7 +193,7 @@ def ask_hello(run: str) -> bytes:
 def ask_contribution(
     run: str, step: int, state: PublicState, steps: int = 1, batches: Mapping[str, str] | None = None
 ) -> bytes:
-    """What do you contribute to this step, or to so many from it on? Several only where there is one party.
+    """What do you contribute to this step, or to `steps` from it on? Several only where there is one party.
 
     `batches` are what the holders of records sealed for a registry.
     """

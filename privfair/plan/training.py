@@ -274,10 +274,11 @@ def training_plan(file: Plan) -> TrainingPlan:
         raise InvalidInput(
             "[privacy]", "(a table)", f"has no meaning for {recipe.name}, which protects no one", "drop it"
         )
-    if recipe.name not in _OF_COHORTS and "copies" in (file.data.get("users") or {}):
-        raise InvalidInput(
-            "[data.users] copies", file.data["users"]["copies"], f"is not known to {recipe.name}", "drop it"
-        )
+    users = file.data.get("users", {})
+    if not isinstance(users, Mapping):
+        raise InvalidInput("[data] users", users, "must be a table", "write [data.users] and its keys")
+    if recipe.name not in _OF_COHORTS and "copies" in users:
+        raise InvalidInput("[data.users] copies", users["copies"], f"is not known to {recipe.name}", "drop it")
     methods = methods_of(file.algorithm)
     names = ("model", *(("method",) if methods else ()), *((MIN_MAX,) if MIN_MAX in methods else ()))
     refuse_unknown("training", given, (*key_names(TrainingOptions), *key_names(recipe.options), *names))

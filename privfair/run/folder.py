@@ -6,6 +6,7 @@ import hashlib
 import io
 import json
 import math
+import os
 import pickle
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping
@@ -20,7 +21,14 @@ from torch import Tensor
 
 from calibrate.errors import CheckFailed, InvalidInput, Refused
 from privfair.algorithms.algorithm import Algorithm
-from privfair.durable import OTHER_VERSION, locked, replace_file
+from privfair.durable import (
+    LARGEST_DOCUMENT,
+    LARGEST_FILE,
+    OTHER_VERSION,
+    locked,
+    replace_file,
+    require_bounded_archive,
+)
 from privfair.federation.coordinator import Position
 from privfair.models.linear import LogisticRegression
 from privfair.models.model import Model
@@ -28,6 +36,9 @@ from privfair.models.model import Model
 State = TypeVar("State")
 RUN_VERSION = 1
 """Of the JSON files of a run folder."""
+
+_LARGE_FILES = (".bin", ".npz", ".pt", ".json", ".jsonl")
+"""What grows with the model or with the rounds."""
 
 # What a run leaves behind, one file per purpose; all of it may go to an auditor except the claim token.
 #
@@ -75,6 +86,17 @@ class RunFolder:
         self.origin = self.path / "origin.json"
         self.search = self.path / "search.json"
         self._lock = self.path / "lock"
+        self._require_plain_files()
+
+    def _require_plain_files(self) -> None:
+        """Refuse links out of the folder, devices, and files beyond any that a run writes: it may come from anyone."""
+        inside = self.path.resolve()
+        for path in filter(os.path.lexists, (path for path in vars(self).values() if path != self.path)):
+            if not path.resolve().is_relative_to(inside) or (path.exists() and not path.is_file()):
+                raise Refused(f"{path} leads out of the run folder or is no regular file; put the run's file there")
+            most = LARGEST_FILE if path.suffix in _LARGE_FILES else LARGEST_DOCUMENT
+            if path.exists() and path.stat().st_size > most:
+                raise Refused(f"{path} has more than {most} bytes; put the run's file there")
 
     @classmethod
     def create(cls, path: Path, *, resume: bool = False) -> RunFolder:
@@ -206,6 +228,7 @@ def save_model(folder: RunFolder, model: Model, theta: Tensor, encoding: Mapping
 def load_theta(folder: RunFolder, model: Model) -> Tensor:
     """The parameter vector of a saved model; only tensors are read, never code."""
     try:
+        require_bounded_archive(folder.model, "model")
         saved = torch.load(folder.model, weights_only=True)
         return _theta(model, saved)
     except (OSError, EOFError, RuntimeError, LookupError, TypeError, ValueError, pickle.UnpicklingError) as broken:
@@ -278,6 +301,7 @@ def load_checkpoint(path: Path, manifest_digest: str, algorithm: Algorithm[State
     if not path.exists():
         return None
     try:
+        require_bounded_archive(path, "checkpoint")
         with np.load(path, allow_pickle=False) as found:
             if str(found["manifest"]) != manifest_digest:
                 raise Refused(

@@ -45,7 +45,7 @@ from numpy.typing import NDArray
 from pydantic import ConfigDict, Field, TypeAdapter
 
 from calibrate.errors import InvalidInput, Refused, count
-from privfair.durable import OTHER_VERSION, opened, replace_file, sync_folder, write_all
+from privfair.durable import OTHER_VERSION, opened, replace_file, require_bounded_archive, sync_folder, write_all
 from privfair.ledger import Claim
 from privfair.ledger.entries import digest_text, label
 
@@ -509,6 +509,7 @@ class BesideTranscript:
         """The arrays of a state; None where it was not kept."""
         path = self._state(round_number)
         try:
+            require_bounded_archive(path, "state")
             with np.load(path, allow_pickle=False) as found:
                 return {name: found[name] for name in found.files}
         except FileNotFoundError:

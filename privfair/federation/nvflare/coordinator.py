@@ -39,7 +39,7 @@ class Coordinate(Controller):  # type: ignore[misc]  # NVFlare is not in this en
         """An answer that comes after its task was given up; its question is asked again, with the same bytes."""
 
     def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
-        """The whole run; a refusal ends the job with its one sentence in the server's log."""
+        """The whole run; a refusal ends the job with its message in the server's log."""
         try:
             self.train(self.settings, abort_signal, fl_ctx)
         except Refused as refused:

@@ -42,7 +42,7 @@ CSRF_FIELD = "csrf"
 
 @dataclass
 class DeskSecrets:
-    """The secrets of one desk, made anew whenever it starts."""
+    """The secrets of one desk, made again at each start."""
 
     port: int
     token: str = field(default_factory=lambda: secrets.token_urlsafe(32), repr=False)
@@ -67,7 +67,7 @@ class DeskSecrets:
         return tuple(f"{name}:{self.port}" for name in ("127.0.0.1", "localhost"))
 
     def enter(self, token: str) -> Response:
-        """The answer to somebody who holds an address: in, with a cookie, if it is the right one and not used up."""
+        """The answer to a browser with an address: in, with a cookie, if it is the right one and not used up."""
         if self.used or not _same(token, self.token):
             why = "This address was used already." if self.used else "The token in this address is not the desk's."
             return refusal(f"{why} Start the desk again and open the address that it prints.")
@@ -87,7 +87,7 @@ class DeskSecrets:
         return _same(given, self.session)
 
     async def form(self, request: Request) -> dict[str, str] | Response:
-        """The fields of a form of the desk's own pages, or the refusal."""
+        """The fields of a form of the desk's pages, or the refusal."""
         origin = request.headers.get("origin")
         if origin is not None and origin not in {f"http://{host}" for host in self.hosts}:
             return refusal("This form was sent from a page that is not the desk's.")
@@ -107,13 +107,13 @@ def _same(given: str, right: str) -> bool:
 
 
 def refusal(why: str, status: int = 403) -> Response:
-    """A page that says no; `why` is always one of our own sentences."""
+    """A page that says no; `why` is always one of our sentences."""
     text = f"<!doctype html><html lang=en><title>Refused</title><main><h1>Refused</h1><p>{why}</p></main></html>"
     return HTMLResponse(text, status_code=status)
 
 
 class Guarded:
-    """Stands before every page of the desk."""
+    """Checked before every page of the desk."""
 
     def __init__(self, app: ASGIApp, access: DeskSecrets) -> None:
         self.app = app

@@ -83,7 +83,7 @@ def _sentences(page: Page) -> Page:
 
 
 class Desk:
-    """The pages, each a method; what they show is read anew for every request."""
+    """The pages, each a method; what they show is read again for every request."""
 
     def __init__(self, papers: DeskPapers, access: DeskSecrets) -> None:
         self.papers = papers

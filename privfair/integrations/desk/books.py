@@ -39,7 +39,7 @@ class Books:
 
 
 def open_books(location: str) -> Books:
-    """The whole ledger, read anew and verified; what it refuses is raised as it is."""
+    """The whole ledger, read again and verified; what it refuses is raised as it is."""
     with Ledger.open(location, access=LedgerAccess.READ) as ledger:
         status = ledger.status()
     accounts = tuple(_account(status, budget) for budget in status.budgets)

@@ -284,7 +284,7 @@ def _run(path: Path, known: Known) -> RunOnDesk:
 
 
 def _audit_of(path: Path, digest: str) -> AuditReport | None:
-    """The newest audit, in the run folder or beside it, that says it is about this budget."""
+    """The newest audit, in the run folder or next to it, that says it is about this budget."""
     places = [*path.glob("*audit*.json"), *path.parent.glob("*audit*.json")]
     for place in sorted(places, key=lambda one: one.stat().st_mtime, reverse=True)[:_MOST_AUDITS]:
         try:

@@ -164,7 +164,7 @@ def _number(name: str, text: str) -> float:
 
 
 def whole(name: str, text: str) -> int:
-    """The whole number that stands in a field, or the sentence that says what is wrong with it."""
+    """The whole number in a field, or the sentence that says what is wrong with it."""
     try:
         value = float(text)
     except ValueError:
@@ -184,7 +184,7 @@ def _value(name: str, text: str, hint: object) -> object:
 
 @cache
 def further_fields(algorithm: AlgorithmName | PluginName) -> tuple[Field, ...]:
-    """The parameters that do not follow from the common fields; first values are those of the plan's own example."""
+    """The parameters that do not follow from the common fields; first values are those of the plan's example."""
     plan = plan_class(algorithm)
     words = shlex.split(plan.example.replace("\\\n", " "))
     example = {flag.removeprefix("--"): value for flag, value in zip(words[::2], words[1::2], strict=False)}
@@ -314,7 +314,7 @@ def _noise_by_epsilon(plan: Plan, target: EpsilonDelta) -> CurveFigure:
 
 @dataclass(frozen=True)
 class Measured:
-    """What models of one method reached on one public data set, as the mean of so many runs."""
+    """What models of one method reached on one public data set, as the mean of this number of runs."""
 
     data: str
     method: str
