@@ -15,7 +15,7 @@ PICKLES = (".joblib", ".pkl", ".pickle", ".pt", ".pth")
 
 
 def refuse_pickle(path: Path) -> None:
-    """For a pickle that nobody vouched for."""
+    """For a pickle that no one vouched for."""
     suffix = path.suffix.lower()
     if suffix in PICKLES:
         raise Refused(

@@ -76,7 +76,7 @@ LEAST_MODELS = 16
 
 @dataclass(frozen=True)
 class ExposureOptions:
-    """What to look at beside the attacks on all records."""
+    """What to look at next to the attacks on all records."""
 
     by: tuple[str, ...] = ()
     """class, correctness, or the name of a column."""

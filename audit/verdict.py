@@ -38,7 +38,7 @@ Checks = tuple[Check, ...]
 Attacks = tuple[Attack, ...]
 _LUCK = 0.05
 _WITHOUT_NOISE = ". Detection limit: missing noise would have been detected, slightly too little noise might not"
-_MORE_EFFORT = "audit with more --reruns or --seconds"
+MORE_EFFORT = "audit with more --reruns or --seconds"
 
 
 def on_trial(document: BudgetDocument) -> Promise | None:
@@ -92,7 +92,7 @@ def judge(
     attacks: Attacks,
     confidence: float,
     kept: str = "",
-    effort: str = _MORE_EFFORT,
+    effort: str = MORE_EFFORT,
 ) -> AuditReport:
     """The conclusion with everything it rests on; a failed check of any layer is a violation.
 
@@ -112,11 +112,11 @@ def judge(
     elif _is_powerful(promise, checks, attacks, power):
         conclusion, why = (
             Conclusion.CONSISTENT,
-            _support(attacks, kept) + (_smallest_breach(power) or _WITHOUT_NOISE) + _floor(checks),
+            _support(attacks, kept) + (_smallest_breach(power, checks) or _WITHOUT_NOISE) + _floor(checks),
         )
     else:
         why, next_step = _weakness(promise, attacks, power, effort)
-        conclusion, why = Conclusion.INCONCLUSIVE, f"{why}{_smallest_breach(power)}. Next: {next_step}"
+        conclusion, why = Conclusion.INCONCLUSIVE, f"{why}{_smallest_breach(power, checks)}. Next: {next_step}"
     return AuditReport(
         verdict=conclusion,
         why=why + kept,
@@ -215,7 +215,7 @@ def _unnoticed(power: AuditPower | None) -> tuple[str, str] | None:
     """A stated breach with less than an even chance of detection, and what to do next; None if each had that chance."""
     if power is not None and power.noise is not None and power.noise.noticed < STATED_BREACH:
         share = f"{100 * STATED_BREACH:g}% of the signed level"
-        return f"noise at {share} had less than an even chance of being detected", _MORE_EFFORT
+        return f"noise at {share} had less than an even chance of being detected", MORE_EFFORT
     if power is not None and power.bound is not None and power.bound.power < CONCLUSIVE:
         excess = f"{100 * STATED_EXCESS:g}% beyond its bound"
         return (
@@ -225,7 +225,7 @@ def _unnoticed(power: AuditPower | None) -> tuple[str, str] | None:
     return None
 
 
-def _smallest_breach(power: AuditPower | None) -> str:
+def _smallest_breach(power: AuditPower | None, checks: Checks) -> str:
     """Computed, rounded down; a hundredth more had less than an even chance."""
     text = ""
     if power is not None and power.noise is not None:
@@ -233,11 +233,26 @@ def _smallest_breach(power: AuditPower | None) -> str:
         below = round(100 * (1 - share))
         text += f". Detection limit: noise {below}% below the signed level would have been detected"
         text += f", {below - 1}% would not" if below > 1 else ""
+        text += _part_limits(checks)
     if power is not None and power.bound is not None:
         chance = math.floor(100 * power.bound.power) / 100
         tried = f"{power.bound.tried} of {power.bound.units} units were tested"
         text += f". One unit that exceeds its bound by half would be detected with probability {chance:.2f} ({tried})"
     return text
+
+
+_PARTS = {"variance of ": "one value of one site", "every round of ": "one round", "every place of ": "one coordinate"}
+"""Of which parts of the run's noise the power is known: how the names of their checks begin, and what they are."""
+
+
+def _part_limits(checks: Checks) -> str:
+    """The same for noise that is missing in one part of the run alone."""
+    parts = []
+    for start, what in _PARTS.items():
+        found = [one.part_noticed for one in checks if one.name.startswith(start) and one.part_noticed is not None]
+        if found:
+            parts.append(f"{100 - math.floor(100 * min(found))}% in {what}")
+    return f" (alone: {', '.join(parts)})" if parts else ""
 
 
 def _floor(checks: Checks) -> str:

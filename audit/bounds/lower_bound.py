@@ -51,8 +51,8 @@ class ErrorCounts:
 class GuessCounts:
     """Guesses about independent uniform coins with `choices` sides, over one run or several pooled runs.
 
-    `coins` counts every coin that was tossed, `guesses` those the attack was to guess (a number fixed
-    before the coins were seen; abstaining inside it counts as wrong), `correct` the right ones.
+    `coins` counts every coin that was flipped, `guesses` those the attack was to guess (a number fixed
+    before the coins were seen; abstaining inside it is treated as wrong), `correct` the right ones.
     """
 
     coins: int

@@ -122,7 +122,7 @@ def claimed_curve(bound: OneRunBound, epsilon: float, delta: float) -> TradeOff:
 
 @lru_cache(maxsize=256)
 def best_guesses(coins: int, epsilon: float, delta: float, confidence: float) -> int:
-    """How many of so many guesses count: a function of public numbers, so that no error is paid for the choice.
+    """How many of this many guesses count: a function of public numbers, so that no error is paid for the choice.
 
     The number for which a Gaussian release of this claim, attacked through scores +-mu / 2 with normal noise, gives the
     largest bound, at the expected number of right guesses.

@@ -93,7 +93,7 @@ class OneRun:
 
 
 def wrong_rate(epsilon: float, choices: int) -> float:
-    """1 - q: how often at least an epsilon-private guess about a coin with so many sides is wrong."""
+    """1 - q: how often at least an epsilon-private guess about a coin with this many sides is wrong."""
     return (choices - 1) / (math.exp(epsilon) + choices - 1)
 
 
@@ -147,7 +147,7 @@ class FDPOneRun:
 
 
 def not_allowed(counts: GuessCounts, claim: TradeOff, tau: float) -> bool:
-    """Whether the curve gives so many right guesses, or more, a probability below `tau`: equation (9)."""
+    """Whether the curve gives this many right guesses, or more, a probability below `tau`: equation (9)."""
     guesses, sides = counts.guesses, counts.choices - 1
     total = guesses / counts.coins
     least = claim.least_probability

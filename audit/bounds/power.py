@@ -27,7 +27,7 @@ _CUT = 9.0
 
 @dataclass(frozen=True)
 class RepeatedDesign:
-    """So many runs of each kind, and the error rates the attack has when there is a leak to be seen."""
+    """This many runs of each kind, and the error rates the attack has when there is a leak to be seen."""
 
     runs_without: int
     runs_with: int
@@ -43,7 +43,7 @@ class RepeatedDesign:
 
 @dataclass(frozen=True)
 class OneRunDesign:
-    """So many coins and guesses, and how often a guess is right when there is a leak to be seen."""
+    """This many coins and guesses, and how often a guess is right when there is a leak to be seen."""
 
     coins: int
     guesses: int
@@ -79,7 +79,7 @@ def power_against(
 ) -> float:
     """The probability that the method would refute the claimed curve.
 
-    With `comparisons` > 1, of one of so many Bonferroni tests: a lower bound for the power of all of them.
+    With `comparisons` > 1, of one of this many Bonferroni tests: a lower bound for the power of all of them.
     """
     failure = allowed_failure(confidence) / count("comparisons", comparisons)
     if isinstance(design, RepeatedDesign) and isinstance(method, ClopperPearson | JointExact):

@@ -54,7 +54,7 @@ class ErrorBox:
 
 
 def upper_rate(errors: int, trials: int, failure: float) -> float:
-    """The Clopper-Pearson upper bound: the rate at which so few errors have probability `failure`."""
+    """The Clopper-Pearson upper bound: the rate at which this few errors have probability `failure`."""
     return float(betainccinv(errors + 1, trials - errors, failure)) if errors < trials else 1.0
 
 
@@ -144,7 +144,7 @@ class JointTail:
         return max(float(rough[best]), float(self._probability(claim, near, near).max()))
 
     def largest(self, claim: TradeOff) -> float:
-        """A certified upper bound of the largest tail probability, tight to about one per cent."""
+        """A certified upper bound of the largest tail probability, tight to about one percent."""
         level = self.glance(claim) * (1 + _PRECISION) + 2 * _LEFT_OUT
         while level < 1 and not self.is_below(claim, level):
             level *= 1 + _PRECISION
@@ -204,7 +204,7 @@ class _Binomial:
 
 
 def _most_negatives(counts: ErrorCounts) -> NDArray[np.int64]:
-    """For each FP the largest FN whose T reaches the observed one (-1 if none); ties count as reaching."""
+    """For each FP the largest FN whose T reaches the observed one (-1 if none); ties are treated as reaching."""
     n0, n1 = counts.runs_without, counts.runs_with
     shares = ndtri((np.arange(n0 + 1) + 0.5) / (n0 + 1))
     observed = -shares[counts.false_positives] - ndtri((counts.false_negatives + 0.5) / (n1 + 1))
@@ -214,7 +214,7 @@ def _most_negatives(counts: ErrorCounts) -> NDArray[np.int64]:
 
 
 def _split(lefts: Floats, rights: Floats, parts: Floats) -> tuple[Floats, Floats]:
-    """Each cell cut into about so many equal parts that share their edges exactly."""
+    """Each cell cut into about this many equal parts that share their edges exactly."""
     whole = np.clip(np.ceil(parts), 2, _MOST_PARTS).astype(np.int64)
     owner = np.repeat(np.arange(len(lefts)), whole)
     position = np.arange(len(owner)) - np.repeat(np.cumsum(whole) - whole, whole)

@@ -26,7 +26,7 @@ _TESTS = _FINALISTS + 1
 """Events that are judged: of each finalist, and of the shrunken pair; they share the false-alarm probability."""
 _SEMIFINALISTS = 6
 _SCREENING, _SEMIFINAL, _SHRINKING = 50, 5, 10
-"""Shares of the runs (one in so many) that these stages get."""
+"""Shares of the runs (one in this many) that these stages get."""
 _MOST_SHRINKING = 60
 _KEPT = 0.5
 """Of the excess over the claimed epsilon, a simpler pair keeps at least this much."""
@@ -41,7 +41,7 @@ class MechanismSearch:
     runs: how often the mechanism is run on each of the last two, once to choose an event and once to count it.
     seed: of the pairs, and of the generator that a mechanism with a parameter `rng` gets.
     false_alarm: probability at most with which a mechanism that keeps its promise is refuted.
-    low_bits: whether the last bits of floats count. Textbook noise in floats betrays its data set there; without them
+    low_bits: whether the last bits of floats count. Textbook noise in floats reveals its data set there; without them
         outputs are taken for real numbers.
     """
 
@@ -148,10 +148,10 @@ def assert_dp(
     """Raise `PrivacyRefuted` with a readable counterexample, or return what was searched.
 
     mechanism: its parameters are named after the domain's columns and public values. With a parameter `rng` it gets a
-        seeded numpy generator; with a parameter `runs` it is called once for so many independent runs and returns an
+        seeded numpy generator; with a parameter `runs` it is called once for this many independent runs and returns an
         array with one row per run, which is much faster. It may return numbers, truth values, text, None, and arrays,
         tuples and lists of them, of any length.
-    epsilon, delta: the promise on trial.
+    epsilon, delta: the promise tested.
     domain: the data sets that the promise speaks of.
     relation, protected: which data sets are neighbours.
     search: how hard to look, and the probability of a false alarm.
@@ -197,7 +197,7 @@ class _Judged:
 @final
 @dataclass(eq=False)
 class _Test:
-    """One mechanism on trial."""
+    """One mechanism tested."""
 
     mechanism: Callable[..., object]
     promise: EpsilonDeltaCurve

@@ -42,7 +42,7 @@ def steffle_weight_gradient(batch: int, groups: int) -> Callable[..., Tensor]:
 
 
 def steffle_theta_gradient(batch: int, groups: int) -> Callable[..., Tensor]:
-    """grad_theta psi likewise; `slopes` is each record's Jacobian of its class probabilities."""
+    """grad_theta psi in the same way; `slopes` is each record's Jacobian of its class probabilities."""
 
     def h_theta(probabilities: Tensor, slopes: Tensor, s: Tensor, w: Tensor, frequencies: Tensor) -> Tensor:
         members = one_hot(s, groups).to(w.dtype)

@@ -78,7 +78,7 @@ class Subject:
     """A function whose parameters are named after columns and public values of the domain.
 
     It may return a number, an array, or a tuple of them, which is measured as one vector. A value that is not finite
-    counts as infinitely far from everything: no noise hides it.
+    is treated as infinitely far from everything: no noise hides it.
     """
 
     function: Callable[..., Any]
@@ -343,7 +343,7 @@ def build_pair(choose: Choices, domain: Domain, unit: PrivacyUnit) -> Neighbouri
 def random_pairs(
     domain: Domain, unit: PrivacyUnit, generator: np.random.Generator, number: int
 ) -> list[NeighbouringPair]:
-    """So many random pairs, less those that missed a condition; refused if there is none."""
+    """This many random pairs, less those that missed a condition; refused if there is none."""
     choose = RandomChoices(generator)
     pairs = [pair for _ in range(number) if (pair := build_pair(choose, domain, unit)) is not None]
     if not pairs:

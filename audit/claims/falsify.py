@@ -23,7 +23,7 @@ from calibrate.errors import count
 from calibrate.privacy_unit import Norm, PrivacyUnit, Protected
 
 ROUNDING = 1e-6
-"""A distance this much (relatively) above the bound counts as rounding, not as a refutation."""
+"""A distance this much (relatively) above the bound is treated as rounding, not as a refutation."""
 _REACHED = 1e-4
 _ENOUGH = 2
 """Once the bound is reached up to `_REACHED` and not passed, this many ascents from the best pairs are made, not more:
@@ -286,7 +286,7 @@ class Ascent:
         return found, 1
 
     def _probe_slopes(self, pair: NeighbouringPair, free: Mapping[Leaf, Space]) -> tuple[Slopes, int]:
-        """Central differences in at most a fixed number of entries, drawn anew each time."""
+        """Central differences in at most a fixed number of entries, drawn again each time."""
         found = {leaf: torch.zeros_like(_values(pair, leaf)) for leaf in free}
         entries = [(leaf, place) for leaf, slope in found.items() for place in range(slope.numel())]
         chosen = self.generator.permutation(len(entries))[:_PROBES]

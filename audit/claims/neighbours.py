@@ -82,7 +82,7 @@ def added_user(domain: Domain) -> st.SearchStrategy[NeighbouringPair]:
 
 
 def replaced_user(domain: Domain) -> st.SearchStrategy[NeighbouringPair]:
-    """User 0 has other records, perhaps another number of them."""
+    """User 0 has other records, possibly another number of them."""
     return neighbours(domain, PrivacyUnit(Protected.USER, Relation.REPLACE_ONE))
 
 

@@ -318,7 +318,7 @@ def _row_text(outputs: Outputs, row: int, vocabulary: Vocabulary) -> str:
     return atoms[0] if len(atoms) == 1 else f"({', '.join(atoms)})"
 
 
-# Choosing an event: the set of classes that would refute the largest epsilon on so many further runs.
+# Choosing an event: the set of classes that would refute the largest epsilon on this many further runs.
 
 
 @final

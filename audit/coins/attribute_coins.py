@@ -45,7 +45,7 @@ def coin_audit(
     confidence: float,
     progress: Callable[[int], None] | None = None,
 ) -> tuple[Attack, ...]:
-    """Rerun the plan on coins and bound epsilon from below by what the transcripts betray.
+    """Rerun the plan on coins and bound epsilon from below by what the transcripts reveal.
 
     Guarantee: with probability at least `confidence` over coins and noise, the bound does not exceed the true epsilon
     of one rerun at the promise's delta (docs/theorems/audit-bounds.md, one run; runs are pooled as independent coins).
@@ -79,7 +79,7 @@ def coin_audit(
 
 
 def _grid(document: BudgetDocument, coins: int) -> tuple[int, ...]:
-    """Randomised responses are all equally firm, so all are guessed; else the firmest few."""
+    """Randomised responses are all equally firm, so all are guessed; else the most confident few."""
     if any(isinstance(value, RandomizedCategory) for value in document.releases):
         return (coins,)
     return tuple(max(1, round(share * coins)) for share in _SHARES)

@@ -74,12 +74,12 @@ _Looks = dict[tuple[str, str, int], Floats]
 """By the silo that looks, the silo that is looked at, and the view."""
 _SHORTEST = 1e-6
 COIN_STREAM, NOISE_STREAM, _PILOT_STREAM = 0xC0145, 0x4015E, 0x9107
-"""Beside the seed, so that coins, noise and the runs that only measure time share no stream."""
+"""In addition to the seed, so that coins, noise and the runs that only measure time share no stream."""
 
 
 @dataclass(frozen=True)
 class Effort:
-    """At most so many runs, as many as take about so many seconds of the processor's time, but `at_least` so many.
+    """At most this many runs, and as many as take about this many seconds of the processor, but at least `at_least`.
 
     A run takes a little longer with more canaries in it, so a clock that stops the runs would look at their coins. The
     number of runs is therefore fixed before the first, by timing runs that are not counted.
@@ -209,7 +209,7 @@ def _next(names: Iterable[str]) -> list[str]:
 _SHARES = (0.15, 0.4, 1.0)
 """Which shares of a run's coins are guessed, declared before anything is run; Bonferroni over them is in the bound."""
 _FITTING = 0.25
-"""The first so many runs fit the decoder of the repeated-run test, and are not counted by it."""
+"""The first this many runs fit the decoder of the repeated-run test, and are not counted by it."""
 _LEAST_RUNS = 16
 
 
@@ -240,7 +240,7 @@ def canary_audit(
     confidence: float,
     progress: Callable[[int], None] | None = None,
 ) -> tuple[Attack, ...]:
-    """Rerun the plan with canaries and bound epsilon from below by what transcripts and models betray.
+    """Rerun the plan with canaries and bound epsilon from below by what transcripts and models reveal.
 
     Guarantee: with probability at least `confidence` over coins and noise, no bound exceeds the true epsilon at the
     promise's delta and no curve that the run keeps is refuted (docs/theorems/audit-bounds.md, "Canaries").
@@ -336,7 +336,7 @@ class _Judge:
         return Attack(name=name, bound=bound, power=power, evidence=text, curve=test)
 
     def model(self, most_power: float) -> Attack:
-        """The final model alone: what somebody sees who never sees a message.
+        """The final model alone: what someone sees who never sees a message.
 
         Its control is not a model but the messages without noise, added up; so it is credited with no more power than
         the attack on the messages has.

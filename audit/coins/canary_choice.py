@@ -151,7 +151,7 @@ def _parts(
 
 _MOST_PER_SILO = 12
 _BACKGROUND = 24
-"""So many units of the run's own data are kept where the rest may be left out: the promise holds for every data set,
+"""This many units of the run's data are kept where the rest may be left out: the promise holds for every data set,
 and the fewer others there are, the less they hide a canary."""
 _SAMPLED_UNITS = 64
 _MOST_NUMBERS = 2**25

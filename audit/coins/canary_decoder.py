@@ -53,7 +53,7 @@ def coin_meaning(relation: Relation) -> CoinMeaning:
 # Where the data are quiet: directions in which ordinary units move a message least, and how to weigh the others.
 
 _DENSE = 1500
-"""Up to so many entries all directions are compared; beyond, random ones orthogonal to the sampled units are taken."""
+"""Up to this many entries all directions are compared; then random ones orthogonal to the sampled units are taken."""
 
 
 def quiet_directions(units: Floats, number: int, seed: int) -> Floats:
@@ -102,9 +102,9 @@ _LEAST_MOVED = 1e-9
 _SELDOM = 0.35
 """Below this rate most rounds are without a given canary."""
 _OF_MEDIAN = 1.4826
-"""Standard deviation of a normal law beside its median absolute deviation."""
+"""Standard deviation of a normal law next to its median absolute deviation."""
 _ENOUGH_RUNS = 6
-"""From so many runs on their mean is subtracted."""
+"""From this many runs on their mean is subtracted."""
 
 
 class SignalReading(Enum):
@@ -157,7 +157,7 @@ class Decoder:
     background: Floats
     """(rounds, canaries, values)"""
     deviation: Floats
-    """(canaries, values): the fitted noise, so that a value in which the background drowns all hardly counts."""
+    """(canaries, values): the fitted noise, so that a value in which the background drowns all barely counts."""
     levels: Floats
     rate: float
     epoch: int = 0
@@ -202,7 +202,7 @@ class Decoder:
         return np.asarray((ones - zeros).sum(axis=1))
 
     def _epochs_log_likelihood(self, values: Floats, level: Floats) -> Floats:
-        """Of each epoch, beside that of nobody's part: in one of its rounds, none of them known (random allocation).
+        """Of each epoch, next to that of no one's part: in one of its rounds, none of them known (random allocation).
 
         The sum in the logarithm is S of docs/theorems/sampling.md#random-allocation, equation 1: no decoder is better.
         """
@@ -237,7 +237,7 @@ def _least_deviation(seen: Seen) -> Floats:
 
 
 def _typical(decoder: Decoder) -> float:
-    """The fitted noise beside what the coin moves, in the value that shows a typical canary best."""
+    """The fitted noise next to what the coin moves, in the value that shows a typical canary best."""
     moved = np.abs(decoder.levels[1] - decoder.levels[0]).mean(axis=0)
     return float(np.median((decoder.deviation / np.maximum(moved, _LEAST_MOVED)).min(axis=-1)))
 

@@ -189,7 +189,14 @@ def audit_training(
         claimed = bounds.claimed_curve(method, 0.0 if promise is None else promise.epsilon, delta)
         power = _power(claimed, method, without, guesses.coins, confidence)
     attack = _attack(chosen, bound, guesses, without, power)
-    effort = "audit with more runs" if control is not None else "name a control, the same training without noise"
+    effort = "name a control, the same training without noise"
+    if without is not None:
+        claimed = bounds.claimed_curve(method, 0.0 if promise is None else promise.epsilon, delta)
+        each, enough = store.seconds(0) or 0.0, [2, 4, 8, 16, 32]
+        while enough and _power(claimed, method, without, enough[0] * guesses.coins, confidence) < bounds.CONCLUSIVE:
+            enough.pop(0)
+        more = (enough[0] - 1) * runs if enough else 0
+        effort = f"audit with about {more} more runs, {more * each:.0f} s" if more else "audit with more runs"
     report = judge(promise, loop, (attack,), confidence, effort=effort)
     if _repeats_itself(case, executor, store, seen):
         kept = report.verdict is not Conclusion.CONSISTENT

@@ -1,8 +1,8 @@
-"""The data of somebody's training function, and the canaries an auditor takes out of it.
+"""The data of a user's training function, and the canaries an auditor takes out of it.
 
 A canary is a unit (a record, or all records of one person) that is trained on if its coin says so. Some stay as they
 are, as many are mislabelled, and some are rare: their numbers lie far out in a direction in which the other records
-hardly vary, each in one of its own, so that what a step moves there is noise or the canary; their texts are among the
+barely vary, each in one of its own, so that what a step moves there is noise or the canary; their texts are among the
 rarest of their columns. No text is new, so that code which encodes them does not meet an unknown one.
 """
 
@@ -25,7 +25,7 @@ _MOST_CLASSES = 20
 _RARE_SHARE = 0.25
 """Of the texts of a column, rarest first, from which rare canaries take theirs."""
 _QUIET_PART, _USUAL = 4, 100
-"""One of so many directions counts as quiet; so many canaries are enough elsewhere."""
+"""One of this many directions is treated as quiet; this many canaries are enough elsewhere."""
 _FAR_OUT = 4.0
 """The length of a rare record, in those of the others: enough to be clipped, not enough to saturate hidden units."""
 
@@ -49,7 +49,7 @@ class TableData:
     def __post_init__(self) -> None:
         for name in (self.label, *(() if self.unit is None else (self.unit,))):
             if name not in self.frame.columns:
-                # Their names are not shown: in a file without a header line they would be somebody's cells.
+                # Their names are not shown: in a file without a header line they would be a user's cells.
                 count = len(self.frame.columns)
                 raise InvalidInput("column", name, "is not in the data", f"name one of its {count} columns")
 

@@ -34,9 +34,9 @@ GradientsOf = Callable[[Any], ArrayLike]
 Train = Callable[..., Any]
 
 _MOST_COORDINATES = 20_000
-"""Of a larger model so many, drawn at random, are looked at."""
+"""Of a larger model this many, drawn at random, are looked at."""
 CROWD, _RIDGE = 200, 1e-3
-"""So many other records are asked in each step; directions that hold more than this share of one gradient are loud."""
+"""Number of other records asked in each step; directions that hold more than this share of one gradient are loud."""
 _TINY = 1e-12
 
 
@@ -62,7 +62,7 @@ class Watch:
         self._ahead: Floats | None = None
         self._kept: Any = None
         self.steps: list[Floats] = []
-        """What each step betrays of each canary record."""
+        """What each step reveals of each canary record."""
 
     def gradient(self, noisy: object, gradients_of: GradientsOf) -> None:
         """One step's gradient as the optimiser used it: an array, or a sequence of arrays or tensors."""
@@ -204,7 +204,7 @@ def torch_gradients(module: Any, loss: Callable[[Any, Any], Any], records: Any) 
 
 
 _PRIOR = 4.0
-"""So many imaginary lessons pull each canary toward the mean of its kind."""
+"""This many imaginary lessons pull each canary toward the mean of its kind."""
 _SHIFTS = np.concatenate((np.linspace(0.02, 0.5, 9), np.geomspace(0.6, 12.0, 24)))
 _RATES = np.geomspace(0.005, 0.995, 25)
 _MOST_VALUES = 4000

@@ -151,7 +151,7 @@ class AttributeTarget(Protocol):
 
 @runtime_checkable
 class WhiteBoxTarget(AttributeTarget, Protocol):
-    """A classifier whose weights are at hand."""
+    """A classifier whose weights are available."""
 
     def signals(self, features: Floats, labels: Codes) -> Floats:
         """What only the weights tell, one row per record: activations, scores, the norm of the loss gradient."""

@@ -1,4 +1,4 @@
-"""All attribute attacks on one model, each beside imputation, on members and on non-members.
+"""All attribute attacks on one model, each next to imputation, on members and on non-members.
 
 Half of the members and half of the non-members are set aside to learn from: imputation learns from both halves,
 attacks from the half of the members. All guesses are about the other halves, and each guess depends on its own record

@@ -32,7 +32,7 @@ from calibrate.manifest.document import BudgetDocument
 from calibrate.manifest.mechanism import PrivateGuarantee
 from calibrate.privacy_unit import EpsilonDelta, Protected, Relation
 
-# What is on trial in a membership audit: a manifest's promise to a record, or the auditor's own number.
+# What is tested in a membership audit: a manifest's promise to a record, or the auditor's own number.
 
 
 @dataclass(frozen=True)
@@ -186,7 +186,7 @@ def coin_p_value(is_member: Booleans) -> float:
 
 
 def require_coins(is_member: Booleans) -> None:
-    """Refuse numbers of members that fair coins hardly ever give: an exact test, two-sided, at `COIN_LEVEL`."""
+    """Refuse numbers of members that fair coins barely ever give: an exact test, two-sided, at `COIN_LEVEL`."""
     members, records = int(is_member.sum()), len(is_member)
     p_value = coin_p_value(is_member)
     if p_value < COIN_LEVEL:
@@ -252,7 +252,7 @@ def success_rates(scores: Floats, is_member: Booleans, trial: BoundTerms) -> tup
 
 
 def number_of_guesses(share: float, coins: int) -> int:
-    """How many of so many coins are guessed for this share of them: a few at least, and never more than there are."""
+    """How many of this many coins are guessed for this share of them: a few at least, and never more than there are."""
     return min(coins, max(_FEWEST, round(share * coins)))
 
 

@@ -215,14 +215,14 @@ def audit_model(
     population: other records; shadow models are trained on these alone.
     label: the tables' column with the class or the quantity.
     unit: the tables' column that tells people apart; one coin per person.
-    epsilon, delta: the claim on trial; without epsilon the verdict is leaks or no-leak-found.
+    epsilon, delta: the claim tested; without epsilon the verdict is leaks or no-leak-found.
     relation: how neighbouring data sets of the claim differ: add-remove or replace-one.
     assignment: how members were chosen: exchangeable (a random part) or coins (a fair coin each).
     shadow_models: how many to compare with; None: 64 where the model can be imitated, else 0.
     outputs: what a single column of outputs is: probabilities or logits.
     family: epsilon-delta assumes nothing; gaussian reads the bound as that of one Gaussian release and proves more; by
         default what the manifest signs.
-    manifest: the signed budget whose promise is on trial, with its own trade-off curve, instead of epsilon.
+    manifest: the signed budget whose promise is tested, with its own trade-off curve, instead of epsilon.
     trust: whose signatures count; None: the manifest is read as it is.
     by: groups to compare, under `membership.exposure`: class, correctness, or columns of the tables.
     exposed: how many of the most exposed records to list, with intervals that hold together (16 shadow models or more).

@@ -125,7 +125,7 @@ def _p_value(auc: float, scores: Floats, members: int) -> float:
 _CURVE_SHARE = 0.5
 """Of an attack's error: what the test of a manifest's own curve gets; the bound has the rest."""
 _CONTROLS = 8
-"""So many shadow models play the target, to learn how strong an attack is where nothing protects."""
+"""This many shadow models play the target, to learn how strong an attack is where nothing protects."""
 
 Progress = Callable[[int, int], None]
 
@@ -143,7 +143,7 @@ class MembershipOptions:
     delta: float = 1e-5
     """Of the bound, where no claim brings its own."""
     attacks: tuple[str, ...] = ()
-    """Attacks of other packages, to run beside the built-in ones."""
+    """Attacks of other packages, to run next to the built-in ones."""
     family: CurveFamily | None = None
     """GAUSSIAN reads the bound as that of one Gaussian release; None: as the manifest signs, else assuming nothing."""
     exposure: ExposureOptions = field(default_factory=ExposureOptions)
@@ -201,7 +201,7 @@ def audit_scores(
     units: Integers | None = None,
     groupings: Mapping[str, NDArray[np.str_]] | None = None,
 ) -> AuditReport:
-    """The same for scores that somebody else computed; without shadow models there is no control, and no power.
+    """The same for scores that someone else computed; without shadow models there is no control, and no power.
 
     `units` numbers the record (or person) of each score, so that repeated ones have one coin; None takes each score
     for a unit of its own. `groupings` names the group of each score, for the columns that `options.exposure` compares.

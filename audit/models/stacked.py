@@ -256,7 +256,7 @@ _STARTING = threading.Lock()
 @final
 @dataclass(frozen=True, eq=False)
 class StackedModule(_Descent):
-    """The module's layers, started anew for each model; cross-entropy of its outputs as logits, with momentum."""
+    """The module's layers, started again for each model; cross-entropy of its outputs as logits, with momentum."""
 
     module: nn.Module
     kind: ClassVar[str] = "the target's own architecture"

@@ -132,7 +132,7 @@ def _two_columns(single: Floats, kind: OutputKind, source: str) -> Floats:
             )
 
 
-# Scores that somebody else's attack gave each record, in a column of the two files.
+# Scores that someone else's attack gave each record, in a column of the two files.
 
 
 class MemberEnd(Enum):

@@ -31,7 +31,7 @@ _SLOPES = np.geomspace(1e-3, 100.0, 120)
 _STEEPEST = 2.0
 """Of the slopes for sizes that vary too much; steeper ones only see the cuts."""
 _TELLING = 8
-"""From so many batches on their sizes show a law."""
+"""From this many batches on their sizes show a law."""
 
 
 def wrong_batches(sampling: Sampling | None, units: int, batches: Batches, level: float) -> str | None:
@@ -111,7 +111,7 @@ def _wrong_returns(rate: float, batches: Batches, level: float) -> str | None:
 
 
 def _wrong_epochs(units: int, size: int, batches: Batches) -> str | None:
-    """Within the rounds of one epoch nobody takes part twice, and only the last batch is smaller."""
+    """Within the rounds of one epoch no one takes part twice, and only the last batch is smaller."""
     per_epoch = -(-units // size)
     epochs: dict[int, dict[int, NDArray[np.int64]]] = {}
     for number, batch in batches.items():

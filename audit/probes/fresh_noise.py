@@ -1,7 +1,7 @@
-"""Is the noise of the gate what was signed, and drawn anew for every silo and round? For secret batches too.
+"""Is the noise of the gate what was signed, and drawn again for every silo and round? For secret batches too.
 
 From a run whose batches are secret no residual can be computed; the gate of the same code is asked about known
-messages, with the operating system's entropy. It speaks of the code, not of the run's own messages, and so counts as a
+messages, with the operating system's entropy. It speaks of the code, not of the run's messages, and so is treated as a
 probe.
 """
 
@@ -95,7 +95,7 @@ _LATER = 16
 
 def _of_published(table: Floats, rounds: Integers, silos: Integers) -> dict[str, float]:
     """p-values of whole messages that passed the gate (a row each): noise may be missing in one message or round, in
-    one silo at one place, or in one direction, and be hardly missed among all other numbers.
+    one silo at one place, or in one direction, and be barely missed among all other numbers.
     """
     messages, size = table.shape
     if not messages:
@@ -192,7 +192,7 @@ def _of_answers(value: RandomizedCategory, answers: Floats, truth: Floats) -> di
 
 
 def _answers_alone(value: RandomizedCategory, silos: list[Answers], level: float) -> Check:
-    """Of many answers to known categories: their law, and that nobody's lie tells another's, of any two silos."""
+    """Of many answers to known categories: their law, and that no one's lie tells another's, of any two silos."""
     answers, truth = (np.concatenate([one[part] for one in silos]) for part in (0, 1))
     p_values = _of_answers(value, answers, truth)
     lies = [one[0] != one[1] for one in silos]

@@ -148,7 +148,7 @@ def _difference(setting: ProbeSetting, place: _Place, crowd: SiloTensors, base: 
 
 
 def _others_altered(setting: ProbeSetting, place: _Place) -> SiloTensors:
-    """All other units' features, far away from where they were; a client's own records count as the unit's."""
+    """All other units' features, far away from where they were; a client's own records are treated as the unit's."""
     silo, rows = place.silo, rows_of(place.silo, place.unit)
     kept = torch.zeros(len(silo), dtype=torch.bool)
     kept[rows] = True

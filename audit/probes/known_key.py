@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from audit.probes.setting import owned_units
-from audit.report.results import Check, Layer, not_possible, passed_if
+from audit.report.results import KNOWN_KEY, Check, Layer, not_possible, passed_if
 from audit.runs.evidence import Batches, rows_only, sensitive_silos, wrong_answers
 from audit.runs.reference import KnownBatches, KnownStream, answered, known_bytes, noisy
 from audit.runs.rerun import Publication, Rehearsal
@@ -66,7 +66,7 @@ def _check_noise(rehearsal: Rehearsal) -> Check:
     if "REHEARSAL" not in label:
         wrong = wrong or f"the rehearsal's transcript names its noise {label!r}, which no auditor's key gives"
     right = f"{numbers} numbers are the message with the noise of the key, bit for bit"
-    return _passed_unless("noise of a known key", wrong, right)
+    return _passed_unless(KNOWN_KEY, wrong, right)
 
 
 def _noise_of(rehearsal: Rehearsal, secret: bytes, publications: Sequence[Publication]) -> tuple[int, str | None]:

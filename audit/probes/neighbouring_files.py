@@ -1,4 +1,4 @@
-"""Does one unit of the file change more than one unit of what trains? Neighbours of the run's own files, loaded again.
+"""Does one unit of the file change more than one unit of what trains? Neighbours of the run's files, loaded again.
 
 The price speaks of the units after splitting, cutting and grouping; the promise of the file. A loader that lets one row
 decide about others breaks the promise while every contribution keeps its bound.

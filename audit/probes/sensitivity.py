@@ -1,6 +1,6 @@
 """How far does one unit move a message? The real `contribution()` on neighbours of the real data, against its bound.
 
-No noise and no search: a few hundred pairs made of the run's own records and of extreme ones, at states the run was
+No noise and no search: a few hundred pairs made of the run's records and of extreme ones, at states the run was
 in. `audit.claims` looks harder, for each algorithm once; this looks at one run, its model and its data.
 
 `local_sensitivity` says how far real data is from the worst case, and so whether a clip is far too generous. It is
@@ -218,7 +218,7 @@ def _batches(setting: ProbeSetting, silo: SiloTensors, random: np.random.Generat
 
 
 def _units(setting: ProbeSetting, silo: SiloTensors, batch: Tensor, random: np.random.Generator) -> tuple[int, ...]:
-    """Whom to exchange: somebody of the batch; of a draw by cells, the first and the last record."""
+    """Whom to exchange: someone of the batch; of a draw by cells, the first and the last record."""
     drawn = batch[batch < silo.units]
     if setting.algorithm.draws:
         return int(drawn[0]), int(drawn[-1])
@@ -350,7 +350,7 @@ def check_every_unit(
 
 
 def _alone(silo: SiloTensors, unit: int) -> SiloTensors:
-    """The silo with nobody but this unit, which is number 0 there."""
+    """The silo with no one but this unit, which is number 0 there."""
     own = rows_only(silo, rows_of(silo, unit))
     return own if own.unit_of_row is None else replace(own, unit_of_row=torch.zeros(len(own), dtype=torch.int64))
 

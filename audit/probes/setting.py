@@ -24,7 +24,7 @@ ROUNDING = 1e-6
 _MOST_SILOS = 3
 """Silos run the same code; more of them would tell little."""
 _MOST_RECORDS = 512
-"""Neighbours are copies of a silo, and a bound does not depend on how many records lie beside the batch."""
+"""Neighbours are copies of a silo, and a bound does not depend on how many records lie next to the batch."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-# Axes of a chart: where a number goes, and which numbers stand beside the axis.
+# Axes of a chart: where a number goes, and which numbers stand next to the axis.
 
 
 @dataclass(frozen=True)

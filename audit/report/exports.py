@@ -49,7 +49,7 @@ _EXACT = "The noise is exact and discrete, from an operating-system-keyed stream
 
 @dataclass(frozen=True)
 class CardFacts:
-    """What a card says beside the run: what only its publisher knows."""
+    """What a card says next to the run: what only its publisher knows."""
 
     name: str
     license: str | None = None
@@ -168,7 +168,7 @@ class RegistryFacts:
 
 
 def registry_entry(content: ReportContent, facts: RegistryFacts) -> dict[str, Json]:
-    """An entry of OpenDP's deployments registry, tier 3; refused for a run that protects nobody."""
+    """An entry of OpenDP's deployments registry, tier 3; refused for a run that protects no one."""
     manifest = content.manifest
     if manifest is None:
         raise InvalidInput("RUN", None, "is needed for an entry", "name a run folder")
@@ -268,7 +268,7 @@ def result_statement(report: AuditReport, subjects: dict[str, str]) -> dict[str,
     """The audit as an in-toto Statement with the Test Result predicate, for tools that know no other.
 
     A check that was not possible is a warning, and so is a verdict that could not be reached. The configuration is the
-    audit's own report, by digest: our own predicate, which says how much is proved, stands beside it.
+    audit's own report, by digest: our own predicate, which says how much is proved, stands next to it.
     """
     by: dict[CheckOutcome, list[Json]] = {outcome: [] for outcome in CheckOutcome}
     for check in report.checks:

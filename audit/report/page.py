@@ -41,7 +41,7 @@ from privfair.run.folder import RunFolder
 from privfair.run.record import PartiesReceipts, Receipts
 
 _MEANING = {
-    Conclusion.CONSISTENT: "The audit found nothing against the guarantee, and would have detected a breach.",
+    Conclusion.CONSISTENT: "The audit found nothing against the guarantee. Its detection limits are named below.",
     Conclusion.VIOLATED: "The evidence contradicts the guarantee. Do not rely on it.",
     Conclusion.INCONCLUSIVE: "The audit found nothing against the guarantee, but was too weak to detect a breach.",
     Conclusion.LEAKS: "Members of the training data can be distinguished from others. No privacy was guaranteed.",
@@ -58,7 +58,7 @@ class ReportContent:
     audit: AuditReport | None
     metrics: Metrics
     budget: tuple[tuple[int, float], ...]
-    """Certified epsilon after so many rounds."""
+    """Certified epsilon after this many rounds."""
     engine: str = ""
     """What carried the messages of a run over guards; empty for a run in one process."""
     receipts: Mapping[str, Receipts] = field(default_factory=dict)

@@ -43,7 +43,7 @@ def _is_none(value: object) -> bool:
     return value is None
 
 
-# The verdict and what it rests on: checks, attacks, the promise on trial.
+# The verdict and what it rests on: checks, attacks, the promise tested.
 
 
 class Layer(Enum):
@@ -63,7 +63,7 @@ class CheckOutcome(Enum):
     PASSED = "passed"
     FAILED = "failed"
     NOT_POSSIBLE = "not possible"
-    """The question cannot be answered from what is at hand; never counted as passed."""
+    """The question cannot be answered from what is available; never counted as passed."""
 
 
 NOISE_SHARES = (0.0, 0.25, 0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95, 0.98, 1.0)
@@ -72,6 +72,8 @@ FLOOR = "noise floor of all values together"
 """The name of the check of a run's own noise where batches are secret."""
 OTHER_CODE = "code that trained is installed"
 """The name of the check that could not be made because the auditor has other code than the run."""
+KNOWN_KEY = "noise of a known key"
+"""The name of the check that compares every number of a rehearsal with the noise that its auditor's key gives."""
 STATED_BREACH = 0.8
 """An audit that supports a promise must have an even chance of noticing that only this share of the noise is there."""
 STATED_EXCESS = 0.5
@@ -122,6 +124,9 @@ class Check(Result):
     finding: str
     noise_power: NoisePower | None = Field(default=None, exclude_if=_is_none)
     bound_power: BoundPower | None = Field(default=None, exclude_if=_is_none)
+    part_noticed: Rate | None = Field(
+        default=None, exclude_if=_is_none, description="Share of the noise of one part that had been noticed."
+    )
 
 
 def passed_if(layer: Layer, name: str, condition: bool, finding: str) -> Check:
@@ -141,7 +146,7 @@ class Conclusion(Enum):
     VIOLATED = "violated"
     """Evidence contradicts the promise, at the stated confidence."""
     INCONCLUSIVE = "inconclusive"
-    """Nothing contradicts the promise, but the audit would hardly have noticed."""
+    """Nothing contradicts the promise, but the audit would barely have noticed."""
     LEAKS = "leaks"
     """Without a promise: members are told from others, so no small epsilon is true."""
     NO_LEAK_FOUND = "no-leak-found"
@@ -160,7 +165,7 @@ class Standing(Enum):
 
 
 class Promise(Result):
-    """What is on trial: the epsilon that was promised or claimed, at its delta."""
+    """What is tested: the epsilon that was promised or claimed, at its delta."""
 
     epsilon: Epsilon
     delta: Delta
@@ -174,7 +179,7 @@ class Promise(Result):
 
 
 class CurveTest(Result):
-    """The manifest's own trade-off curve on trial, at every delta at once."""
+    """The manifest's own trade-off curve tested, at every delta at once."""
 
     p_value: Rate
     level: Rate = Field(description="The test's share of the allowed error; a smaller p-value refutes the curve.")

@@ -78,7 +78,7 @@ def check_papers(evidence: Papers, ledger: Ledger | None) -> tuple[Check, ...]:
 
 
 def check_signatures(evidence: Papers) -> Check:
-    """Whether trusted keys signed; not known where nobody's signature was checked."""
+    """Whether trusted keys signed; not known where no one's signature was checked."""
     if evidence.authentic is None:
         return unknown("signatures", "no trust file was given, so nobody's signature was checked")
     signers = ", ".join(signature.role.value for signature in evidence.authentic.signatures)

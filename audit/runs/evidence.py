@@ -55,13 +55,13 @@ def in_memory() -> Path | None:
     return place if place.is_dir() and os.access(place, os.W_OK) else None
 
 
-# The same promise once more, in the auditor's name: for rehearsals and reruns that touch nobody's budget.
+# The same promise once more, in the auditor's name: for rehearsals and reruns that touch no one's budget.
 
 
 @final
 @dataclass(frozen=True)
 class AuditorsManifest:
-    """A key made for one audit and trusted by nobody else; what it signs was priced when it was first issued."""
+    """A key made for one audit and trusted by no one else; what it signs was priced when it was first issued."""
 
     key: SigningKey = field(default_factory=generate)
     since: datetime = field(default_factory=lambda: datetime.now(UTC).replace(microsecond=0))

@@ -39,9 +39,12 @@ from calibrate.discrete_noise import STEPS_PER_SCALE
 from calibrate.manifest.document import BudgetDocument
 from calibrate.manifest.mechanism import GaussianNoise, InTheClear, LaplaceNoise, NoiseSampler
 
-DEFAULT_ALPHA = 1e-3
+DEFAULT_ALPHA = 5e-5
+"""False-alarm probability of all questions about one run's noise: half of the 1e-4 that all but attacks may have."""
 _TESTS_OF_ONE_VALUE = 4
 """Variance, mean, shape, each message by itself."""
+_OF_STACKED = 3
+"""Rounds, places, and the direction of the message before, of one value of all silos together."""
 _TESTS_WITH_MESSAGES = 2
 """Where clean messages are known on the grid: low digits, and noise along the message."""
 _NOTICED = 0.5
@@ -188,6 +191,7 @@ def judge_residuals(found: tuple[Residuals, ...], alpha: float) -> tuple[Check, 
             checks.append(_low_digits(f"{one.name} of {one.party}", one.low_bits, one.steps, one.clean, level))
             checks.append(_along_message(f"{one.name} of {one.party}", one.rows, one.clean, level))
     checks += [_repetition(group, level) for group in _comparable(found)]
+    checks += [check for group in _stacked(found) for check in _rounds_and_places(group, level)]
     for name in sorted({one.name for one in found if one.steps is not None}):
         checks.append(_equal_values(name, [one for one in found if one.name == name], level))
     return tuple(checks)
@@ -221,7 +225,7 @@ def _level(found: tuple[Residuals, ...], alpha: float) -> float:
     with_digits = sum(one.steps is not None for one in found)
     tests = _TESTS_OF_ONE_VALUE * len(found) + _TESTS_WITH_MESSAGES * with_digits
     names = {one.name for one in found if one.steps is not None}
-    return alpha / (tests + len(_comparable(found)) + len(names) + 1)
+    return alpha / (tests + len(_comparable(found)) + _OF_STACKED * len(_stacked(found)) + len(names) + 1)
 
 
 def _chance_to_notice(count: int, level: float) -> float:
@@ -231,11 +235,11 @@ def _chance_to_notice(count: int, level: float) -> float:
 
 def noise_power(count: int, level: float) -> NoisePower:
     """What a test of the variance of `count` residuals would have noticed: its limit Q(level / 2) is at Q / f^2."""
-    limit, median = (float(chdtri(count, 1 - part)) for part in (level / 2, 0.5))
+    limit = float(chdtri(count, 1 - level / 2))
     shares = np.maximum(NOISE_SHARES, _TINY)
     powers = chdtr(count, limit / shares**2)
     points = (PowerPoint(share=share, power=float(power)) for share, power in zip(NOISE_SHARES, powers, strict=True))
-    return NoisePower(noticed=min(1.0, math.sqrt(limit / median)), curve=tuple(points))
+    return NoisePower(noticed=_noticed(count, level), curve=tuple(points))
 
 
 def _pooled_variance(found: tuple[Residuals, ...], level: float) -> Check:
@@ -259,19 +263,65 @@ def _checks_of(one: Residuals, level: float) -> list[Check]:
     quiet = int(each.argmin())
     of_message = f"the message of round {quiet}, counted from 0, is the least likely of {len(each)}"
     return [
-        _test(f"variance of {where}", variance, level, f"noise measures {math.sqrt(ratio):.4f} of the signed sigma"),
+        _test(
+            f"variance of {where}", variance, level, f"noise measures {math.sqrt(ratio):.4f} of the signed sigma"
+        ).model_copy(update={"part_noticed": _noticed(count, level)}),
         _test(f"mean of {where}", at_mean, level, f"mean of the noise is {mean:+.4f} sigma"),
         _test(f"shape of {where}", at_shape, level, "Kolmogorov-Smirnov against the normal law"),
         _test(f"single messages of {where}", min(1.0, len(each) * float(each[quiet])), level, of_message),
     ]
 
 
-def _comparable(found: tuple[Residuals, ...]) -> list[tuple[Residuals, ...]]:
-    """The same value of several silos, published equally often; and any two values, as far as the shorter one goes."""
+def _stacked(found: tuple[Residuals, ...]) -> list[tuple[Residuals, ...]]:
+    """The same value of all silos that published it equally often."""
     groups: dict[tuple[str, tuple[int, ...]], list[Residuals]] = {}
     for one in found:
         groups.setdefault((one.name, one.rows.shape), []).append(one)
-    kept = [tuple(group) for group in groups.values() if group[0].rows.shape[0] * len(group) > 1]
+    return [tuple(group) for group in groups.values()]
+
+
+def _rounds_and_places(group: tuple[Residuals, ...], level: float) -> Iterator[Check]:
+    """Whether noise is missing in one round of all silos, at one place of the value, or along the message before.
+
+    Of each kind the most unlikely one counts, times their number (Bonferroni); along a message that went out before,
+    the noise of the next one is standard normal.
+    """
+    name, silos, (rounds, places) = group[0].name, len(group), group[0].rows.shape
+    by_round, by_place = (np.sum([np.square(one.rows).sum(axis=axis) for one in group], axis=0) for axis in (1, 0))
+    for what, sums, size in (("round", by_round, silos * places), ("place", by_place, silos * rounds)):
+        each = chi_squared_p_values(sums, size)
+        worst = int(each.argmin())
+        text = f"{what} {worst} of {len(each)} measures {math.sqrt(sums[worst] / size):.3f} of the signed sigma"
+        check = _test(f"every {what} of {name}", min(1.0, len(each) * float(each[worst])), level, text)
+        yield check.model_copy(update={"part_noticed": _noticed(size, level / len(each))})
+    parts = np.concatenate([_along(one.rows[1:], _sent(one)[:-1]) for one in group])
+    ratio, p_value = variance_of(parts) if parts.size else (1.0, 1.0)
+    text = f"along the message before it measures {math.sqrt(ratio):.3f} of the signed sigma"
+    yield _test(f"noise of {name} along the message before", p_value, level, text)
+
+
+def _sent(one: Residuals) -> Floats:
+    """What was published, or (without a grid) its noise; lengths do not matter."""
+    return one.rows if one.steps is None else one.steps.astype(np.float64)
+
+
+def _along(rows: Floats, directions: Floats) -> Floats:
+    """The part of each row along its direction; rows without one are left out."""
+    lengths = np.linalg.norm(directions, axis=1)
+    there = lengths > 0
+    return np.asarray((rows[there] * directions[there]).sum(axis=1) / lengths[there])
+
+
+def _noticed(count: int, level: float) -> float:
+    """The largest share of sigma whose lack a test of this many residuals notices with an even chance."""
+    limit, median = (float(chdtri(count, 1 - part)) for part in (level / 2, 0.5))
+    return min(1.0, math.sqrt(limit / median))
+
+
+def _comparable(found: tuple[Residuals, ...]) -> list[tuple[Residuals, ...]]:
+    """The same value of several silos, published equally often; and any two values, as far as the shorter one goes."""
+    groups = {(group[0].name, group[0].rows.shape): group for group in _stacked(found)}
+    kept = [group for group in groups.values() if group[0].rows.shape[0] * len(group) > 1]
     for (first, (rounds, width)), (second, (as_many, other)) in combinations(groups, 2):
         if first != second and rounds == as_many:
             pair = (*groups[first, (rounds, width)], *groups[second, (rounds, other)])
@@ -306,7 +356,7 @@ def _repetition(group: tuple[Residuals, ...], level: float) -> Check:
                 one, other = (int(place) + start for place in np.unravel_index(int(alone.argmax()), alone.shape))
                 largest, pair = float(alone.max()), f"round {one} of {group[first].party} and {other} of "
                 pair += group[second].party
-            for distance, part, total, square in _along(block, squares, first == second):
+            for distance, part, total, square in _at_distances(block, squares, first == second):
                 key = (first, second, distance, part)
                 before = sums.get(key, (0.0, 0.0))
                 sums[key] = before[0] + total, before[1] + square
@@ -351,7 +401,7 @@ def _blocks(table: Floats) -> Iterator[tuple[int, int, Floats, Floats]]:
             yield first, second, gram[first, :, second], squares
 
 
-def _along(block: Floats, squares: Floats, same: bool) -> Iterator[tuple[int, int, float, float]]:
+def _at_distances(block: Floats, squares: Floats, same: bool) -> Iterator[tuple[int, int, float, float]]:
     """Distance, part of its chains, the sum of inner products, and its variance given the first of each pair."""
     rounds = len(block)
     for distance in range(1, rounds) if same else range(1 - rounds, rounds):
@@ -393,11 +443,9 @@ def _along_message(where: str, rows: Floats, clean: Integers, level: float) -> C
 
     Given its message, the noise of a round has a standard normal part along it.
     """
-    lengths = np.sqrt(np.square(clean.astype(np.float64)).sum(axis=1))
-    there = lengths > 0
-    if not there.any():
+    parts = _along(rows, clean.astype(np.float64))
+    if not parts.size:
         return _test(f"noise along the messages of {where}", 1.0, level, "all messages are zero")
-    parts = (rows[there] * clean[there]).sum(axis=1) / lengths[there]
     ratio, variance = variance_of(parts)
     mean = float(parts.mean())
     at_mean = 2 * float(stats.norm.sf(abs(mean) * math.sqrt(parts.size)))
@@ -406,7 +454,7 @@ def _along_message(where: str, rows: Floats, clean: Integers, level: float) -> C
 
 
 def chi_squared_p_values(sums: Floats, freedom: int | Floats) -> Floats:
-    """How likely a sum of squares of so many standard normal values is so far from its middle, on either side."""
+    """How likely a sum of squares of this many standard normal values is so far from its middle, on either side."""
     return np.asarray(np.minimum(1.0, 2 * np.minimum(chdtr(freedom, sums), chdtrc(freedom, sums))))
 
 

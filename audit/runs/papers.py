@@ -258,7 +258,7 @@ def _asked_too_often(drawn: Mapping[int, Indexes], units: int, most: int) -> str
     return None if times.max(initial=0) <= most else f"a record takes part {times.max()} times, and {most} were priced"
 
 
-# A loop of somebody's own (`privfair.BudgetedRun`).
+# A loop of a user's own (`privfair.BudgetedRun`).
 
 _DROWNED = 3.0
 """Where squares are this many times what noise alone would give, missing noise would not be seen."""
@@ -273,7 +273,7 @@ class LoopEvidence(RunPapers):
 
 
 def read_loop(path: Path, trusted: FolderTrust) -> LoopEvidence | None:
-    """The folder of a loop of somebody's own; None where privfair's own engine made the run."""
+    """The folder of a loop of a user's own; None where privfair's own engine made the run."""
     folder = RunFolder.existing(path)
     if not folder.manifest.exists():
         return None

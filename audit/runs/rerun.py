@@ -3,7 +3,7 @@
 Nothing of the engine is copied: verified manifest, ledger claim, parties, gate, noise, transcript and `train_until` are
 those that trained. Left out is what does not touch a published value: metrics, checkpoints, the saved model. Each rerun
 claims a manifest of the auditor's own (same document, new nonce, the auditor's key) in a ledger of the auditor's own,
-so that nobody's budget is touched.
+so that no one's budget is touched.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Sending:
     party: str
     batch: Tensor
     round: int = -1
-    """The ledger's; known once somebody published something in this step."""
+    """The ledger's; known once someone published something in this step."""
     clean: dict[str, NDArray[Any]] = field(default_factory=dict)
     published: dict[str, NDArray[Any]] = field(default_factory=dict)
 
@@ -151,7 +151,7 @@ def rerun(
 ) -> Rerun:
     """Train the run once more, in a folder that is thrown away.
 
-    `seed` is that of batches and noise where nobody is protected; `sizes` are the units of each silo if they are not
+    `seed` is that of batches and noise where no one is protected; `sizes` are the units of each silo if they are not
     those that were signed; `updates` and `block` default to the run's own. With `visits` nothing is trained: parties
     are asked in these rounds alone, with the states that are given for them. `envelope` is the auditor's manifest, by
     default a new one. With a `key` all noise and batches follow from it. After `interrupted` updates (0: never) the
@@ -323,7 +323,7 @@ def _claim_gate(run: Run, auditor: AuditorsManifest, ledger: Ledger, folder: Run
 
 
 def answer_repeatedly(run: Run, auditor: AuditorsManifest, number: int) -> dict[str, list[Answers]]:
-    """So many randomised responses of each silo to known categories, by the name of the value."""
+    """This many randomised responses of each silo to known categories, by the name of the value."""
     names = [one.name for one in run.document.releases if isinstance(one, RandomizedCategory)]
     if not names or not number:
         return {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from functools import partial
@@ -16,7 +17,7 @@ from audit.runs.evidence import RunEvidence
 from audit.runs.noise import check_noise, check_noise_floor
 from audit.runs.papers import NO_SITES, SitesInHand, check_loop, check_sites, read_loop, read_site_papers
 from audit.settings import AuditOptions
-from audit.verdict import judge, on_trial
+from audit.verdict import MORE_EFFORT, judge, on_trial
 from calibrate.errors import UnsupportedCombination
 from calibrate.manifest.trust import UNTRUSTED, FolderTrust
 from calibrate.meaning import Protection
@@ -66,12 +67,15 @@ def audit_run(
     say("probes: noise off, neighbouring data sets, and a rehearsal")
     checks += check_probes(evidence, ledger, options.seed, seconds=options.budget_seconds)
     promise, confidence = on_trial(evidence.document), options.confidence_for(evidence.document.algorithm)
+    began = time.process_time()
     try:
         attacks = _attacks(evidence, promise, options, say, counted or (lambda done, total: None))
     except UnsupportedCombination as refusal:
         attacks = ()
         checks += (not_possible(Layer.ATTACK, "attack", str(refusal)),)
-    report = judge(promise, checks, attacks, confidence, _unseen(evidence))
+    seconds = math.ceil(2 * (time.process_time() - began))
+    effort = f"audit with --reruns {2 * max(2, options.reruns)}, about {seconds} s more of processor time"
+    report = judge(promise, checks, attacks, confidence, _unseen(evidence), effort if attacks else MORE_EFFORT)
     return report.model_copy(update={**_protection(evidence), "model": _quality(evidence)})
 
 

@@ -147,7 +147,38 @@ def test_true_noise_of_published_messages_is_flagged_at_most_as_often_as_stated(
 def test_one_message_that_is_too_quiet_is_seen() -> None:
     rows = np.random.default_rng(17).normal(size=(60, 12))
     rows[31] *= 0.1
-    assert _failed((Residuals("north", "value", rows),)) == {"single messages of value of north"}
+    assert _failed((Residuals("north", "value", rows),)) == {
+        "single messages of value of north",
+        "every round of value",
+    }
+
+
+@pytest.mark.parametrize(
+    ("missing", "name"),
+    [
+        ("one round", "every round of v"),
+        ("one place", "every place of v"),
+        ("along the last", "along the message before"),
+    ],
+)
+def test_noise_that_is_missing_in_a_part_of_all_silos_is_seen(missing: str, name: str) -> None:
+    """Noise x 0.7 in one of seven rounds, at one of 200 places, or none along the message before."""
+    random, alarms = np.random.default_rng(21), 0
+    for _ in range(20):
+        found = []
+        for party in ("north", "south", "west"):
+            rows = random.normal(size=(7, 200) if missing == "one round" else (200, 20))
+            clean = np.zeros(rows.shape, dtype=np.int64)
+            if missing == "one round":
+                rows[3] *= 0.7
+            elif missing == "one place":
+                rows[:, 11] *= 0.7
+            for number in range(1, len(rows) if missing == "along the last" else 0):
+                before = rows[number - 1] / np.linalg.norm(rows[number - 1])
+                rows[number] -= before * (rows[number] @ before)
+            found.append(Residuals(party, "v", rows, np.rint(rows * 2.0**30).astype(np.int64), clean))
+        alarms += any(name in one for one in _failed(tuple(found)))
+    assert alarms >= 18
 
 
 @pytest.mark.parametrize("kind", ["true", "none along the message", "sign of the message"])
