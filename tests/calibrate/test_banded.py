@@ -248,7 +248,7 @@ def test_a_plan_says_banded_and_takes_its_batches_in_a_cycle() -> None:
     drawn = plan_from_mapping("gaussian", {"noise": "banded", "batches": 10, "sampling_rate": 0.01, "rounds": 30})
     assert isinstance(drawn, GaussianPlan)
     assert drawn.batch_sampling() == Cyclic(10, 0.1, 10)
-    assert any("nobody learns" in text for text in drawn.assumptions())
+    assert any("no one learns" in text for text in drawn.assumptions())
 
 
 @pytest.mark.parametrize(
