@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import lru_cache, partial
@@ -226,8 +227,12 @@ class CertifiedAccountant(CountingAccountant):
         wide = _WIDE_APART if apart else _WIDE
         if _narrow(interval, wide) or cost.rounds > _MOST_DOUBLED or interval.lower > _LARGEST_OF_INTEREST:
             return interval
-        interval = _common(interval, self._both_ends(cost, delta, _Way.OTHER))
-        return interval if apart or _narrow(interval, wide) else _common(interval, _finely(cost, delta))
+        with suppress(NotCertified):  # a second look may fail where the first one did not
+            interval = _common(interval, self._both_ends(cost, delta, _Way.OTHER))
+        with suppress(NotCertified):
+            if not apart and not _narrow(interval, wide):
+                interval = _common(interval, _finely(cost, delta))
+        return interval
 
     def _both_ends(self, cost: PairCounts, delta: float, way: _Way = _Way.FITTING) -> EpsilonInterval:
         upper, costlier = self._upper(cost, delta, way)

@@ -146,6 +146,8 @@ def _sum(first: Points, second: Points, cells: _Cells, upper: bool) -> Points:
     if len(first.values) * len(second.values) > _MOST_PAIRS:
         raise NotCertified("epsilon could not be certified point by point; use more noise, or fewer rounds")
     values, masses = _sums_of_pairs(first, second, cells.negligible)
+    if not len(values):
+        raise NotCertified("every loss is too rare to be composed point by point; use less noise, or fewer rounds")
     edges, start = _quantile_cells(values, masses, cells.lower, cells.upper)
     bases = edges[:-1]
     if not upper and edges[-1] == values[-1]:  # the largest loss is merged with no other
