@@ -125,7 +125,7 @@ def check_algorithm(
     shapes = {name: tuple(shape) for name, shape in algorithm.shapes().items()}
     clear = {value.name for value in algorithm.clear_values()}
     bounds = {value.name: float(value.sensitivity) for value in (*plan.values(), *plan.once())}
-    often = dict.fromkeys((value.name for value in plan.values()), rounds) | {value.name: 1 for value in plan.once()}
+    often = {value.name: value.times or rounds for value in plan.values()} | {value.name: 1 for value in plan.once()}
     state, counted = algorithm.start(), dict.fromkeys(often, 0)
     for step in range(rounds):
         received: dict[str, dict[str, Published]] = {}

@@ -25,7 +25,7 @@ from privfair.algorithms.algorithm import SiloTensors
 from privfair.data.schema import Schema
 from privfair.data.schema_toml import load_schema
 from privfair.data.training_data import TrainingData
-from privfair.plan.data import AttributesInFiles, FileSource, PoissonUsers, SiteSource, UsersOfColumn
+from privfair.plan.data import FileSource, PoissonUsers, SiteSource, UsersOfColumn
 from privfair.run.prepare import load_data
 
 _NAME = "one unit of the file stays one"
@@ -49,7 +49,7 @@ def check_files(evidence: RunEvidence, setting: ProbeSetting) -> tuple[Check, ..
     plain = isinstance(source, FileSource | SiteSource) and files and all(file.suffix == ".csv" for file in files)
     if not plain or schema is None:
         return (not_possible(Layer.PROBE, _NAME, "the data are not plain CSV files"),)
-    if dealt or isinstance(plan.attributes, AttributesInFiles):
+    if dealt or plan.attributes is not None:
         return (not_possible(Layer.PROBE, _NAME, "a unit is not a row of these files, nor all rows of one value"),)
     assert isinstance(source, FileSource | SiteSource)
     layouts = load_schema(source.schema).layouts

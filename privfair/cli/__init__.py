@@ -43,7 +43,7 @@ _SECTIONS = {
     "Budgets": {
         "budget": ("budget", "request, sign, show"),
         "keys": ("keys", "generate, trust, revoke"),
-        "ledger": ("ledger", "init, status, limit, charge, publish, backup, restore, abandon"),
+        "ledger": ("ledger", "init, status, limit, charge, publish, backup/restore, abandon"),
     },
     "Audit": {
         "audit": ("audit", "run, model, training, sensitivity"),
@@ -134,7 +134,7 @@ class _LazyGroup(click.Group):
         for section, commands in _SECTIONS.items():
             titles = [section, *[""] * (len(commands) - 1)]
             lines += [
-                f"{title:<9} {name:<9} {text}"
+                f"{title:<8} {name:<9} {text}"
                 for title, (name, (_, text)) in zip(titles, commands.items(), strict=True)
             ]
         formatter.write("\n".join([*lines, _FOOT]))

@@ -217,7 +217,7 @@ def limit(dataset: str, ledger: str, unit: str, relation: str, epsilon: float, d
 @ledger_command.command("charge")
 @click.argument("dataset", metavar="DATASET")
 @needed_ledger
-@click.option("--epsilon", type=float, help="Cost that the other tool states; or describe the release instead:")
+@click.option("--epsilon", type=float, help="Cost that the other tool states. Leave it out to describe the release.")
 @click.option("--noise-multiplier", type=float, metavar="Z", help="Gaussian noise relative to the sensitivity.")
 @click.option("--sampling-rate", type=float, metavar="Q", help="Poisson batches at this rate [default: all records].")
 @click.option("--rounds", type=int, default=1, show_default=True, help="Number of rounds released.")

@@ -142,7 +142,7 @@ def test_reports_with_and_without_an_audit_and_of_a_model(desk: Desk, tmp_path: 
     assert privfair("report", run, "--audit", audit, "--out", page).code == 0
     text = page.read_text("utf-8")
     assert '<div class="word">inconclusive</div>' in text
-    assert "No privacy was promised" in text
+    assert "No privacy was guaranteed" in text
     assert "Attribute inference: sex" in text
     assert json.loads(audit.read_text("utf-8"))["subjects"]["model"] in text
     assert privfair("report", "--audit", audit, "--out", page).code == 0

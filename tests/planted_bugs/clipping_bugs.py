@@ -123,7 +123,7 @@ def _batch_norm() -> AbstractContextManager[Any]:
     def build(plan: Any, shape: tuple[int, ...], classes: int) -> Any:
         return _BatchNormed(build_model(plan, shape, classes), shape[0])
 
-    return patch("privfair.run.public.build_model", build)
+    return patch("privfair.plan.training.build_model", build)
 
 
 def weights_after_clipping(fairness: float, mean: float, clip: float) -> Any:
