@@ -131,7 +131,7 @@ def test_a_request_is_read_signed_and_returned(world: World, tmp_path: Path) -> 
     client = _client(world)
     client.get(f"/enter?token={world.access.token}")
     page = client.get("/requests/second.json").text
-    assert "guesses it correctly at most" in page
+    assert "correctly at most 92.5% of the time" in page
     assert "2 -&gt; 2.5" not in page
     assert "protects less" in page
     digest = read_request((world.papers.inbox / "second.json").read_bytes()).digest
