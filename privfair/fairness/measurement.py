@@ -247,6 +247,9 @@ def _ratio(part: Integers, whole: Integers) -> AnyFloats:
 _NEARLY_ALL, _CONSTANT = 0.995, 0.005
 
 
+_TRY = " More records, a larger epsilon or fewer columns help; so may another threshold ([decision])."
+
+
 def emptiness(overall: Measured) -> str | None:
     """Why a model that was measured is worth nothing, in one sentence; None for a model that tells records apart.
 
@@ -259,14 +262,15 @@ def emptiness(overall: Measured) -> str | None:
     if most["share"] >= _NEARLY_ALL:
         of = "every record" if most["share"] == 1 else f"{math.floor(1000 * most['share']) / 10:g}% of the records"
         return (
-            f"EMPTY MODEL: it answers {most['class']!r} to {of}. Its gaps are small because it tells nobody apart, not "
-            f"because it is fair; always answering {majority['class']!r} is right for {majority['accuracy']:.1%}."
+            f"EMPTY MODEL: it answers {most['class']!r} to {of}. Its gaps are small because it tells no one apart, not "
+            f"because it is fair; always answering {majority['class']!r} is right for {majority['accuracy']:.1%}.{_TRY}"
         )
     classes = max((len(group["selection_rates"]) for group in overall["groups"].values()), default=2)
     if balanced is not None and balanced <= 1 / classes + _CONSTANT:
         return (
             f"EMPTY MODEL: its balanced accuracy of {balanced:.3f} is that of a constant answer. Small gaps of such a "
             f"model are not fairness; always answering {majority['class']!r} is right for {majority['accuracy']:.1%}."
+            f"{_TRY}"
         )
     return None
 

@@ -62,6 +62,7 @@ def test_a_model_that_answers_no_to_everybody_is_called_empty() -> None:
         assert warning.startswith("EMPTY MODEL: it answers 'no' to")
         assert word in warning
         assert "not because it is fair" in warning
+        assert "More records, a larger epsilon or fewer columns help" in warning
 
 
 def test_a_model_no_better_than_a_constant_is_called_empty() -> None:
