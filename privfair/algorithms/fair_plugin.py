@@ -103,7 +103,9 @@ class FairPluginState:
     told: Tensor
     """(counts, groups, 2): of a search, who is answered 0 and 1 at each strength that was asked; zeros after them."""
     asked: Tensor
-    """These strengths, and the one that follows."""
+    """These strengths, and the one that follows; zeros after them."""
+    searched: int
+    """How many strengths were asked."""
     told_gap: Tensor
     """What the noisy counts say that the chosen rule leaves; zero before the last round."""
     pupil: Tensor
@@ -411,7 +413,8 @@ class FairPlugin(Algorithm[FairPluginState]):
             responses={},
             trees=torch.zeros(0, 0, 4) if self.forest is None else self.forest.start(),
             told=torch.zeros(counted, self.groups, 2, dtype=torch.float64),
-            asked=torch.zeros(min(counted, 1), dtype=torch.float64),
+            asked=torch.zeros(counted + min(counted, 1), dtype=torch.float64),
+            searched=0,
             told_gap=torch.zeros((), dtype=torch.float64),
             pupil=torch.zeros(0, 0, 4) if self.distilling is None else self.distilling.pupil.start(),
             taught=0,
@@ -452,12 +455,12 @@ class FairPlugin(Algorithm[FairPluginState]):
 
     def _searched(self, search: StrengthSearch, state: FairPluginState, counts: Tensor) -> FairPluginState:
         """The next strength, by these counts and those before them."""
-        told, place = state.told.clone(), len(state.asked) - 1
+        told, asked, place = state.told.clone(), state.asked.clone(), state.searched
         told[place] = counts
-        direction, strength, gap = search.next(told[: place + 1].numpy(), state.asked.numpy())
-        following, left = torch.tensor([[strength], [gap]], dtype=torch.float64)
-        asked = torch.cat((state.asked, following))
-        return replace(state, told=told, asked=asked, pulls=direction * strength, told_gap=left[0])
+        direction, strength, gap = search.next(told[: place + 1].numpy(), asked[: place + 1].numpy())
+        asked[place + 1] = strength
+        left = torch.tensor(gap, dtype=torch.float64)
+        return replace(state, told=told, asked=asked, searched=place + 1, pulls=direction * strength, told_gap=left)
 
     def _with_tree(self, state: FairPluginState, received: Received) -> Tensor:
         sent = {party: values[TREE].values for party, values in received.items() if TREE in values}
