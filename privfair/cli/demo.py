@@ -18,7 +18,9 @@ from calibrate.plans import plan_from_mapping
 from privfair.cli.options import FOLDER, asked
 from privfair.cli.output import checks_text, number_text, print_json, table_lines
 from privfair.cli.run import Pipeline, leave_if_refuted
+from privfair.data.infer import toml_value
 from privfair.data.training_data import load_training_data
+from privfair.federation.gather import gather_run
 from privfair.plan.data import read_data_plan
 from privfair.run.record import RunRecord
 from privfair.training import TrainingResult
@@ -166,18 +168,18 @@ class Demo:
             *("--test-file", path("test.csv"), "--out", path("run")),
         )
         pipeline.tell(f"guarded     {len(SITES)} sites, each a process with its own records, ledger and noise")
-        gathered = (f"{name}={path('sites') / name / 'guard'}" for name in SITES)
-        pipeline.show("federation", "gather", path("run"), *gathered)
+        gather_run(path("run"), {name: path("sites") / name / "guard" for name in SITES})
         return {**TrainingResult(path("run"), RunRecord.model_validate(summary)).to_json()}
 
     def _guard_again(self) -> tuple[object, ...]:
         """A guard that would claim the budget a second time, in the ledger that knows it."""
         path, name = self.pipeline.path, SITES[0]
-        return (
-            *("guard", "serve", "--party", name, "--data", path(f"{name}.csv"), "--plan", self._plan),
-            *("--budget", path("budget.json"), "--trust", path("trust.json")),
-            *("--ledger", self.pipeline.ledgers[name], "--folder", path("again"), "--socket", path("again.sock")),
-        )
+        places = {"data": path(f"{name}.csv"), "plan": self._plan, "budget": path("budget.json")}
+        places |= {"trust": path("trust.json"), "ledger": self.pipeline.ledgers[name], "folder": path("again")}
+        places |= {"socket": path("again.sock")}
+        lines = {"party": name} | {key: str(Path(place).resolve()) for key, place in places.items()}
+        path("again.toml").write_text("".join(f"{key} = {toml_value(text)}\n" for key, text in lines.items()), "utf-8")
+        return ("serve", path("again.toml"))
 
     def _audit(self) -> tuple[dict[str, Any], Path]:
         pipeline = self.pipeline

@@ -111,7 +111,7 @@ def serve_command(site: Path, check: bool) -> None:
     told = logging.StreamHandler()
     told.setFormatter(JsonEvents() if asked().as_json else logging.Formatter("%(levelname)s %(message)s"))
     logging.basicConfig(handlers=[told])
-    EVENTS.setLevel(logging.INFO)
+    EVENTS.setLevel(logging.WARNING if asked().quiet else logging.INFO)
     serve_guard(run, found.folder, ledger, found.socket, options, ready, found.anchor or anchor_for(ledger))
 
 

@@ -167,7 +167,9 @@ def start_guards(trial: Trial) -> Iterator[dict[str, Path]]:
             sockets[party] = place / f"{number}.sock"
             site = place / f"{number}.toml"
             site.write_text(trial.site_text(party, sockets[party]), encoding="utf-8")
-            started[party] = stack.enter_context(_started([*_PRIVFAIR, "serve", str(site)], None, dict(os.environ)))
+            started[party] = stack.enter_context(
+                _started([*_PRIVFAIR, "serve", "--quiet", str(site)], None, dict(os.environ))
+            )
         for party, process in started.items():
             assert process.stdout is not None
             if not process.stdout.readline().startswith("ready"):
