@@ -164,4 +164,4 @@ def test_epochs_sorted_by_the_attribute_are_never_called_consistent(workshop: Wo
         assert judge(promise, checks, patient, 0.95).verdict is Conclusion.VIOLATED
         whole = audit_run(trained.run, AuditOptions(reruns=0), plan_path=trained.plan)
         assert whole.verdict is Conclusion.VIOLATED
-        assert "records of attribute" in whole.why
+        assert "batches of known words" in whole.why
